@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, overload
 
 from ._client import Outcome
 from ._errors import CarnelianClientError, ModelNotReady, TransportError
-from ._long import Recording
+from ._long import DEFAULT_LONGEST_S, Recording
 from ._retry import RetryPolicy, retry_arguments
 from ._settings import (
     DEFAULT_CONCURRENCY,
@@ -190,13 +190,14 @@ class AsyncCarnelianClient:
         self,
         audio: Audio,
         *,
+        longest_piece_s: float = DEFAULT_LONGEST_S,
         concurrency: int = DEFAULT_CONCURRENCY,
         model: str | None = None,
         timeout_s: float | None = None,
         **options: Unpack[DecodingOptions],
     ) -> Transcript:
         """Transcribe a recording of any length; see `CarnelianClient.transcribe_long`. A thread reads and cuts it."""
-        recording = Recording(audio, options)
+        recording = Recording(audio, options, longest_piece_s)
         outcomes = self.transcribe_many(
             _in_thread(recording.pieces()), concurrency=concurrency, model=model, timeout_s=timeout_s, **options
         )

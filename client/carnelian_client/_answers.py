@@ -8,6 +8,7 @@ from typing import NamedTuple
 from ._errors import (
     CONVERT_ADVICE,
     CUT_ADVICE,
+    SHORTEN_ADVICE,
     AccessDenied,
     CarnelianClientError,
     ConnectError,
@@ -76,7 +77,11 @@ _WORDINGS = (
         AccessDenied,
         "send the header it names: headers={'triton-grpc-protocol-...': key}",
     ),
-    _wording("has no available versions|not at ready state|is stopping|server not ready|server exiting", ModelNotReady),
+    _wording(
+        "has no available versions|not at ready state|is stopping|server not ready|server exiting",
+        ModelNotReady,
+        "the server or the model starts or ends; try more often (`num_attempts`, `--attempts`)",
+    ),
     _wording(
         "stub process .* is not healthy",
         ModelNotReady,
@@ -99,7 +104,7 @@ _WORDINGS = (
         "http2 header with status: 413",
         ServerError,
         "a proxy before the server takes no request of this size; raise its limit (nginx: `client_max_body_size`), "
-        "or send a shorter clip, or a compressed form such as FLAC",
+        f"or {SHORTEN_ADVICE}",
     ),
     _wording(
         "http2 header with status: 400",
@@ -142,11 +147,7 @@ _WORDINGS = (
         "nginx does so if headers are too long (by default, over 8 KB); send shorter `headers` or a shorter key",
     ),
     _wording("metadata size exceeds", ServerError, "send shorter `headers`, a shorter key, or a shorter `request_id`"),
-    _wording(
-        "message larger than max",
-        InvalidAudio,
-        "send a shorter clip, or a compressed form such as FLAC",
-    ),
+    _wording("message larger than max", InvalidAudio, SHORTEN_ADVICE),
     _wording("too little memory for an input", InvalidAudio),
     _wording("no samples|empty audio", InvalidAudio),
     _wording("not finite|non-finite", InvalidAudio),

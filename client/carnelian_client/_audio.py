@@ -128,7 +128,8 @@ def read_all(file: BinaryIO, deadline: Deadline | None = None) -> bytes:
 def _check_size(size: int, clip: str) -> None:
     if size > MAX_BYTES:
         raise InvalidAudio(
-            f"a request must be smaller than {MAX_BYTES} bytes, but has {size}; send shorter clips", clip=clip
+            f"audio must have at most {MAX_BYTES} bytes, but has {size}; convert it to FLAC, or cut it into parts",
+            clip=clip,
         )
 
 

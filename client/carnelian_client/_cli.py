@@ -19,6 +19,7 @@ import typer
 from ._audio import read_all
 from ._errors import CarnelianClientError
 from ._formats import ctm_name, render
+from ._long import DEFAULT_LONGEST_S, check_longest_piece
 from ._retry import DEFAULT_ATTEMPTS, RetryPolicy
 from ._settings import DEFAULT_CONCURRENCY, DEFAULT_MODEL, DEFAULT_TIMEOUT_S, DEFAULT_URL
 
@@ -63,6 +64,9 @@ def transcribe(
     is_long: Annotated[
         bool, typer.Option("--long", help="Files of any length: cut in their pauses, one file after the other.")
     ] = False,
+    longest_piece_s: Annotated[
+        float, typer.Option("--longest-piece", help="With --long, seconds of the longest piece, 5 to 60.")
+    ] = DEFAULT_LONGEST_S,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -113,6 +117,8 @@ def transcribe(
     decoding = _options(options or [])
     if is_long and "n_best" in decoding:
         raise typer.BadParameter("--long must come without the option n_best: alternatives belong to a piece of a file")
+    if longest_piece_s != DEFAULT_LONGEST_S and not is_long:
+        raise typer.BadParameter("--longest-piece must come with --long: other files are sent whole")
     targets = _targets(files, out, kind)
     if STDIN in files and sys.stdin is None:
         raise typer.BadParameter("- must be the standard input, but it is closed")
@@ -124,6 +130,7 @@ def transcribe(
         sys.stdout.reconfigure(errors="carnelian-json" if kind == "json" else plain.get(errors, errors))
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC would write its own lines beside our messages
     try:
+        check_longest_piece(longest_piece_s)
         client = CarnelianClient(
             url,
             model=model,
@@ -138,7 +145,7 @@ def transcribe(
     num_failed = 0
     with client:
         if is_long:
-            outcomes = _transcribe_long(client, files, concurrency, decoding)
+            outcomes = _transcribe_long(client, files, longest_piece_s, concurrency, decoding)
         else:
             outcomes = client.transcribe_many(_read(files), concurrency=concurrency, **decoding)
         for file, target, outcome in zip(files, targets, outcomes, strict=True):
@@ -152,11 +159,11 @@ def transcribe(
 
 
 def _transcribe_long(
-    client: CarnelianClient, files: list[str], concurrency: int, options: DecodingOptions
+    client: CarnelianClient, files: list[str], longest_piece_s: float, concurrency: int, options: DecodingOptions
 ) -> Generator[Outcome, None, None]:
     for audio in _read(files):
         try:
-            yield client.transcribe_long(audio, concurrency=concurrency, **options)
+            yield client.transcribe_long(audio, longest_piece_s=longest_piece_s, concurrency=concurrency, **options)
         except (CarnelianClientError, OSError) as error:
             yield error
 
@@ -243,7 +250,7 @@ def _options(assignments: list[str]) -> DecodingOptions:
     """Parse `name=value` assignments as decoding options; the server checks names and values."""
     from ._client import CarnelianClient
 
-    methods = (CarnelianClient.transcribe, CarnelianClient.transcribe_many)
+    methods = (CarnelianClient.transcribe, CarnelianClient.transcribe_many, CarnelianClient.transcribe_long)
     taken = {name for method in methods for name in inspect.signature(method).parameters} - {"options"}
     chosen: dict[str, str] = {}
     for assignment in assignments:
@@ -252,8 +259,8 @@ def _options(assignments: list[str]) -> DecodingOptions:
             raise typer.BadParameter(f"--option must be name=value, but is {assignment!r}")
         if name in taken:
             raise typer.BadParameter(
-                f"--option must be one of the decoder, but {name} is not; the command has --model, --timeout and "
-                "--concurrency"
+                f"--option must be one of the decoder, but {name} is not; the command has --model, --timeout, "
+                "--concurrency and --longest-piece"
             )
         if name in chosen:
             raise typer.BadParameter(f"--option must name {name} once, but gives it as {chosen[name]!r} and {value!r}")

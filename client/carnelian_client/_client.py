@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, overload
 
 from . import _threads
 from ._errors import CarnelianClientError, ModelNotReady, TransportError
-from ._long import Recording
+from ._long import DEFAULT_LONGEST_S, Recording
 from ._retry import Deadline, RetryPolicy, retry_arguments
 from ._settings import (
     DEFAULT_CONCURRENCY,
@@ -226,6 +226,7 @@ class CarnelianClient:
         self,
         audio: Audio,
         *,
+        longest_piece_s: float = DEFAULT_LONGEST_S,
         concurrency: int = DEFAULT_CONCURRENCY,
         model: str | None = None,
         timeout_s: float | None = None,
@@ -233,11 +234,12 @@ class CarnelianClient:
     ) -> Transcript:
         """Transcribe a recording of any length: it is cut in its pauses, and the pieces' transcripts are joined.
 
-        It is decoded here, so soundfile must be installed. Beside the file's bytes, at most `2 * concurrency` pieces of
-        15 to 30 s are held.
+        It is decoded here, so soundfile must be installed. Beside the file's bytes, at most `2 * concurrency` pieces
+        are held.
 
         Args:
             audio: As `transcribe` takes it.
+            longest_piece_s: The longest piece, 5 to 60 s. Only the last one has less than half of it.
             concurrency: Pieces in flight at once.
             model: By default the client's.
             timeout_s: The time for each piece, by default the client's. Reading the file has no limit.
@@ -248,10 +250,11 @@ class CarnelianClient:
 
         Raises:
             InvalidAudio: the recording cannot be read.
-            CarnelianClientError: what `transcribe` raises for a piece, `clip` saying where it begins.
+            CarnelianClientError: what `transcribe` raises for a piece, `clip` saying where it begins and ends.
             OSError: the path cannot be read.
+            ValueError: an argument that cannot work.
         """
-        recording = Recording(audio, options)
+        recording = Recording(audio, options, longest_piece_s)
         outcomes = self.transcribe_many(
             recording.pieces(), concurrency=concurrency, model=model, timeout_s=timeout_s, **options
         )

@@ -71,6 +71,7 @@ class AudioFile:
         source.seekable = lambda: False
         self.rate: int = source.samplerate
         """Sample rate in Hz."""
+        self.channels: int = source.channels
         self._source = source
         self._file = file
 
@@ -121,11 +122,11 @@ class AudioFile:
         flac = _FLAC_SUBTYPES.get(source.subtype)
         form: dict[str, Any] = {"format": "WAV", "subtype": "FLOAT"}
         has_rate = self.rate <= _FLAC_MAX_ANY_RATE_HZ or (self.rate % 10 == 0 and self.rate <= _FLAC_MAX_RATE_HZ)
-        if flac and has_rate and source.channels <= _FLAC_MAX_CHANNELS:
+        if flac and has_rate and self.channels <= _FLAC_MAX_CHANNELS:
             form = {"format": "FLAC", "subtype": flac}
         sink = io.BytesIO()
         # libsndfile scales floats to integers by the full range and back, so 24 bits survive float32.
-        with soundfile.SoundFile(sink, "w", self.rate, source.channels, **form) as target:
+        with soundfile.SoundFile(sink, "w", self.rate, self.channels, **form) as target:
             for block in blocks:
                 target.write(block)
         return sink.getvalue()

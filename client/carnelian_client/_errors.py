@@ -98,6 +98,7 @@ class InvalidAudio(CarnelianClientError):
 
 
 CUT_ADVICE = "`transcribe_long` (of the command, `--long`) cuts it in its pauses and joins the transcripts"
+SHORTEN_ADVICE = "send a shorter clip, or a compressed form such as FLAC"
 CONVERT_ADVICE = "convert the file, for example with `ffmpeg -i clip.m4a clip.flac`"
 FORMAT_ADVICE = (
     "the server reads WAV, FLAC, Ogg Vorbis and Opus; "

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ._audio import describe_audio, read_audio
+from ._audio import MAX_DECODED_BYTES, describe_audio, read_audio
 from ._decoding import open_audio
-from ._errors import CarnelianClientError, InvalidAudio, InvalidOption
+from ._errors import CUT_ADVICE, SHORTEN_ADVICE, CarnelianClientError, InvalidAudio, InvalidOption
 from ._threads import outside_main_thread
 from ._types import Audio, DecodingOptions, Transcript, transcript_from_result
 
@@ -15,8 +15,11 @@ if TYPE_CHECKING:
     from ._client import Outcome
     from ._decoding import Samples
 
-SHORTEST_S, LONGEST_S = 15, 30
-"""The shortest and the longest piece; the last one may be shorter. Half of the longest is left to find a pause in."""
+DEFAULT_LONGEST_S = 30.0
+"""The longest piece by default. Servers take twice as much, and half of the longest is left to find a pause in."""
+LONGEST_RANGE_S = (5, 60)
+"""What the longest piece may be: long enough for three stretches at any rate, and no longer than servers take."""
+PIECE_ADVICE = "let pieces be shorter (`longest_piece_s`, `--longest-piece`)"
 PAUSE_S = 0.3
 """The length of the stretches that are compared; a cut is in the middle of the quietest one. They are longer than the
 closure of a plosive, which is quiet too."""
@@ -27,18 +30,22 @@ STRETCHES_A_PAUSE = 3
 class Recording:
     """One recording: first give its `pieces` to a client, then the outcomes, in their order, to `add`."""
 
-    def __init__(self, audio: Audio, options: DecodingOptions) -> None:
+    def __init__(self, audio: Audio, options: DecodingOptions, longest_s: float = DEFAULT_LONGEST_S) -> None:
         """Describe it; nothing is read yet.
 
         Raises:
             InvalidOption: the options ask for alternatives, which belong to a piece.
+            ValueError: `longest_s`, the longest piece, is not in `LONGEST_RANGE_S`.
         """
+        check_longest_piece(longest_s)
         if "n_best" in options:
             raise InvalidOption(
                 "`n_best` must be left out: alternatives are readings of a piece, and a recording has several pieces"
             )
         self._audio = audio
-        self._starts_s: list[float] = []
+        self._longest_s = longest_s
+        self._cuts_s = [0.0]
+        """Where the pieces begin and end."""
         self._transcripts: list[Transcript] = []
 
     def pieces(self) -> Iterator[bytes]:
@@ -48,7 +55,8 @@ class Recording:
             Audio files that the server reads, one after the other, without a gap.
 
         Raises:
-            InvalidAudio: it cannot be read, for soundfile is missing or it is damaged; pieces before the damage come.
+            InvalidAudio: it cannot be read, for soundfile is missing or it is damaged (pieces before the damage come);
+                or a piece would need too much memory.
             OSError: the path cannot be read.
         """
         pieces = self._pieces()
@@ -67,10 +75,17 @@ class Recording:
     def _pieces(self) -> Iterator[bytes]:
         num_frames = 0
         with open_audio(read_audio(self._audio)) as source:
-            for piece in cut(source.blocks(), source.rate):
-                self._starts_s.append(num_frames / source.rate)
-                yield source.encode([piece])
+            # A few KB of silence in Ogg can have hundreds of channels, and fill the memory.
+            if (num_bytes := self._longest_s * source.rate * source.channels * 4) > MAX_DECODED_BYTES:
+                raise InvalidAudio(
+                    f"a piece must have at most {MAX_DECODED_BYTES >> 20} MiB of samples, but {self._longest_s:g} s of "
+                    f"{source.channels} channels at {source.rate} Hz have {num_bytes / 2**20:.0f}; mix the channels "
+                    f"down, or {PIECE_ADVICE}"
+                )
+            for piece in cut(source.blocks(), source.rate, self._longest_s):
                 num_frames += len(piece)
+                self._cuts_s.append(num_frames / source.rate)
+                yield source.encode([piece])
 
     def add(self, outcome: Outcome) -> None:
         """Keep the transcript of the next piece, or raise what it has in its place."""
@@ -78,7 +93,10 @@ class Recording:
             self._transcripts.append(outcome)
             return
         if isinstance(outcome, CarnelianClientError):
-            outcome.clip = f"{describe_audio(self._audio)}, from {self._starts_s[len(self._transcripts)]:.1f} s on"
+            start_s, end_s = self._cuts_s[len(self._transcripts) :][:2]
+            outcome.clip = f"{describe_audio(self._audio)}, from {start_s:.1f} to {end_s:.1f} s ({outcome.clip})"
+            for advice in (CUT_ADVICE, SHORTEN_ADVICE):  # of whole clips
+                outcome.message = outcome.message.replace(advice, PIECE_ADVICE)
         raise outcome
 
     def transcript(self) -> Transcript:
@@ -86,7 +104,7 @@ class Recording:
         first = self._transcripts[0]
         words = [
             {**word, "start": round(start_s + word["start"], 3), "end": round(start_s + word["end"], 3)}
-            for start_s, transcript in zip(self._starts_s, self._transcripts, strict=True)
+            for start_s, transcript in zip(self._cuts_s[:-1], self._transcripts, strict=True)
             for word in transcript.raw["words"]
         ]
         confidences = [word["confidence"] for word in words] or [each.confidence for each in self._transcripts]
@@ -95,15 +113,29 @@ class Recording:
             "text": " ".join(filter(None, (transcript.text for transcript in self._transcripts))),
             "words": words,
             "confidence": round(sum(confidences) / len(confidences), 4),
-            "duration": round(self._starts_s[-1] + self._transcripts[-1].duration_s, 3),
+            "duration": round(self._cuts_s[-2] + self._transcripts[-1].duration_s, 3),
             "alternatives": [],
             "rescored": any(transcript.rescored for transcript in self._transcripts),
         }
         return transcript_from_result(result, first.request_id)
 
 
-def cut(blocks: Iterator[Samples], rate: int) -> Iterator[Samples]:
-    """Cut samples, [frames, channels] in blocks of any length, into pieces of 15 to 30 s.
+def check_longest_piece(longest_s: float) -> None:
+    """Refuse a longest piece that cannot be.
+
+    Raises:
+        ValueError: it is not in `LONGEST_RANGE_S`.
+    """
+    least_s, most_s = LONGEST_RANGE_S
+    if not least_s <= longest_s <= most_s:
+        raise ValueError(
+            f"the longest piece (`longest_piece_s`, `--longest-piece`) must have {least_s} to {most_s} s, "
+            f"but has {longest_s:g}."
+        )
+
+
+def cut(blocks: Iterator[Samples], rate: int, longest_s: float) -> Iterator[Samples]:
+    """Cut samples, [frames, channels] in blocks of any length, into pieces of `longest_s` or down to half of that.
 
     A piece ends in the middle of the quietest 0.3 s (those of the least variance) that it may end in; of several, in
     the last ones. The last piece is what is left, and may be shorter.
@@ -111,23 +143,26 @@ def cut(blocks: Iterator[Samples], rate: int) -> Iterator[Samples]:
     Args:
         blocks: The samples, in order.
         rate: The sample rate in Hz.
+        longest_s: The longest piece in seconds, in `LONGEST_RANGE_S`.
     """
     import numpy as np
 
     step = max(round(PAUSE_S * rate / STRETCHES_A_PAUSE), 1)
-    num_steps = (LONGEST_S - SHORTEST_S) * rate // step
+    longest = int(longest_s * rate)
+    shortest = longest // 2
+    num_steps = (longest - shortest) // step
     held: list[Samples] = []
     length = 0
     for block in blocks:
         held.append(block)
         length += len(block)
-        while length > LONGEST_S * rate:
+        while length > longest:
             samples = np.concatenate(held)
-            allowed = samples[SHORTEST_S * rate :][: num_steps * step].reshape(num_steps, step, -1)
+            allowed = samples[shortest:][: num_steps * step].reshape(num_steps, step, -1)
             with np.errstate(over="ignore", invalid="ignore"):  # the server refuses the piece
                 loudness = np.convolve(allowed.var(axis=1).sum(axis=1), np.ones(STRETCHES_A_PAUSE), "valid")
             quietest = len(loudness) - 1 - int(loudness[::-1].argmin())
-            end = SHORTEST_S * rate + (2 * quietest + STRETCHES_A_PAUSE) * step // 2
+            end = shortest + (2 * quietest + STRETCHES_A_PAUSE) * step // 2
             yield samples[:end]
             held, length = [samples[end:]], length - end
     if length:

@@ -325,19 +325,19 @@ def test_a_file_that_no_server_takes_is_not_read(tmp_path, encode):
     huge = tmp_path / "huge.wav"
     huge.touch()
     os.truncate(huge, 2**40)  # sparse, and more than the memory holds
-    with pytest.raises(InvalidAudio, match=r"huge\.wav: .* but has 1099511627776; send shorter clips"):
+    with pytest.raises(InvalidAudio, match=r"huge\.wav: .* but has 1099511627776; convert it to FLAC, or cut"):
         encode(huge)
 
 
 def test_a_device_without_an_end_is_not_read_for_ever(monkeypatch, encode):
     monkeypatch.setattr("carnelian_client._audio.MAX_BYTES", 100)
-    with pytest.raises(InvalidAudio, match=r"/dev/zero: .* smaller than 100 bytes"):
+    with pytest.raises(InvalidAudio, match=r"/dev/zero: .* at most 100 bytes"):
         encode("/dev/zero")
 
 
 def test_a_request_that_no_server_takes_is_not_sent(monkeypatch, wav, encode):
     monkeypatch.setattr("carnelian_client._audio.MAX_BYTES", 100)
-    with pytest.raises(InvalidAudio, match="smaller than 100 bytes"):
+    with pytest.raises(InvalidAudio, match="at most 100 bytes"):
         encode(wav)
-    with pytest.raises(InvalidAudio, match="smaller than 100 bytes, but has 40"):
+    with pytest.raises(InvalidAudio, match="at most 100 bytes, but has 40"):
         encode(file_of(np.zeros(1000), "AIFF", "FLOAT"))

@@ -61,7 +61,7 @@ def blocks_of(samples, size):
 @pytest.mark.parametrize("offset", [0, 8000])
 def test_cuts_are_in_the_pauses_whatever_the_blocks(talk, size, offset):
     floats = (talk + np.int16(offset)) / np.float32(2**15)
-    pieces = list(cut(blocks_of(floats, size), RATE))
+    pieces = list(cut(blocks_of(floats, size), RATE, 30))
     np.testing.assert_array_equal(np.concatenate(pieces), floats)
     ends_s = np.cumsum([len(piece) for piece in pieces]) / RATE
     assert 20.1 < ends_s[0] < 20.9
@@ -74,22 +74,24 @@ def test_a_pause_of_half_a_second_is_found_wherever_it_begins(start_s):
     samples = np.random.default_rng(2).uniform(-1, 1, (40 * RATE, 1)).astype(np.float32)
     first = round(start_s * RATE)
     samples[first : first + RATE // 2] /= 100
-    piece, _ = cut(iter([samples]), RATE)
+    piece, _ = cut(iter([samples]), RATE, 30)
     assert first < len(piece) < first + RATE // 2
 
 
 def test_silence_is_cut_as_late_as_may_be():
-    pieces = list(cut(iter([np.zeros((100 * RATE, 1), np.float32)]), RATE))
+    pieces = list(cut(iter([np.zeros((100 * RATE, 1), np.float32)]), RATE, 30))
     assert [len(piece) > 29 * RATE for piece in pieces] == [True, True, True, False]
 
 
 @pytest.mark.parametrize("rate", [1, 7, 192_000])
-def test_pieces_have_15_to_30_s_at_any_rate(rate):
+@pytest.mark.parametrize("longest_s", [5, 5.5, 30, 60])
+def test_pieces_have_half_of_the_longest_or_more_at_any_rate(rate, longest_s):
     noise = np.random.default_rng(1).normal(size=(100 * rate, 1)).astype(np.float32)
-    pieces = list(cut(iter([noise]), rate))
+    pieces = list(cut(iter([noise]), rate, longest_s))
     np.testing.assert_array_equal(np.concatenate(pieces), noise)
-    assert all(15 * rate <= len(piece) <= 30 * rate for piece in pieces[:-1])
-    assert 0 < len(pieces[-1]) <= 30 * rate
+    longest = int(longest_s * rate)
+    assert all(longest // 2 <= len(piece) <= longest for piece in pieces[:-1])
+    assert 0 < len(pieces[-1]) <= longest
 
 
 def test_samples_that_are_not_finite_are_the_servers_to_refuse(talk):
@@ -98,11 +100,11 @@ def test_samples_that_are_not_finite_are_the_servers_to_refuse(talk):
     floats[26 * RATE] = 1e38
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert sum(map(len, cut(iter([floats]), RATE))) == len(floats)
+        assert sum(map(len, cut(iter([floats]), RATE, 30))) == len(floats)
 
 
 def test_what_is_no_longer_than_a_piece_is_one(talk):
-    [piece] = cut(iter([talk[: 30 * RATE] / np.float32(2**15)]), RATE)
+    [piece] = cut(iter([talk[: 30 * RATE] / np.float32(2**15)]), RATE, 30)
     assert len(piece) == 30 * RATE
 
 
@@ -188,9 +190,45 @@ def test_an_error_of_a_piece_names_the_file_and_the_time(client, triton, flac, t
     path = tmp_path / "talk.flac"
     path.write_bytes(flac)
     triton.script = [triton.answer, ("INTERNAL", "out of luck")]
-    with pytest.raises(ServerError, match=r"talk\.flac, from 20\.\d s on: out of luck"):
+    with pytest.raises(ServerError, match=r"talk\.flac, from 20\.\d to 40\.\d s \(\d+ bytes\): out of luck"):
         client.transcribe_long(path, concurrency=1)
     assert len(triton.requests) <= 3
+
+
+@pytest.mark.parametrize(
+    ("status", "words", "error"),
+    [
+        (
+            "INVALID_ARGUMENT",
+            "too long: a clip must be at most 10 s long, but this one has 20.50 s; send it in parts",
+            InvalidAudio,
+        ),
+        ("RESOURCE_EXHAUSTED", "CLIENT: Sent message larger than max (9 vs. 8)", InvalidAudio),
+        ("INTERNAL", "Received http2 header with status: 413", ServerError),
+    ],
+)
+def test_a_piece_that_is_too_large_is_to_be_shorter(client, triton, flac, status, words, error):
+    triton.script = [(status, words)] * 9
+    with pytest.raises(error) as raised:
+        client.transcribe_long(flac)
+    message = str(raised.value)
+    assert f" bytes): {words}; " in message
+    assert "let pieces be shorter (`longest_piece_s`, `--longest-piece`)" in message
+    assert "transcribe_long" not in message
+    assert "shorter clip" not in message
+
+
+def test_pieces_are_as_short_as_they_are_to_be(client, flac, heard_s):
+    transcript = client.transcribe_long(flac, longest_piece_s=10)
+    assert max(heard_s) <= 10
+    assert sum(heard_s) == transcript.duration_s == LENGTH_S
+
+
+@pytest.mark.parametrize("longest_s", [0, 4.9, 61, float("nan")])
+def test_pieces_have_5_to_60_s(client, triton, flac, longest_s):
+    with pytest.raises(ValueError, match=r"must have 5 to 60 s, but has"):
+        client.transcribe_long(flac, longest_piece_s=longest_s)
+    assert not triton.requests
 
 
 def test_a_recording_that_ends_in_damage_is_an_error(client, flac):
@@ -222,14 +260,23 @@ def test_a_long_recording_is_read_as_it_is_sent(client, triton):
     assert 1 + sum(1 for _ in outcomes) == len(triton.requests) > 100
 
 
+def test_a_piece_that_would_fill_the_memory_is_refused(client, triton):
+    bomb = file_of(np.zeros((8000, 64), np.float32), "OGG", rate=48_000)
+    assert len(bomb) < 10_000
+    with pytest.raises(InvalidAudio, match=r"30 s of 64 channels at 48000 Hz have 352; mix .*`longest_piece_s`"):
+        client.transcribe_long(bomb)
+    assert not triton.requests
+    assert client.transcribe_long(bomb, longest_piece_s=5)
+
+
 def test_asyncio_gives_the_same(endpoint, client, flac, heard_s):
     async def run():
         async with AsyncCarnelianClient(endpoint.url) as asynchronous:
-            return await asynchronous.transcribe_long(flac)
+            return await asynchronous.transcribe_long(flac, longest_piece_s=50)
 
     transcript = asyncio.run(run())
-    assert transcript.words == client.transcribe_long(flac).words
-    assert len(heard_s) == 6
+    assert transcript.words == client.transcribe_long(flac, longest_piece_s=50).words
+    assert len(heard_s) == 4
 
 
 def test_the_command_cuts_files_with_long(call, endpoint, flac, tmp_path, heard_s):
@@ -250,11 +297,34 @@ def test_the_command_names_a_file_once(call, endpoint, triton, flac, tmp_path):
     path.write_bytes(flac)
     triton.script = [("INTERNAL", "out of luck")] * 3
     _, _, err = call(main, "--long", path, "--url", endpoint.url)
-    assert err.startswith(f"carnelian-transcribe: {path}, from 0.0 s on: out of luck")
+    assert err.startswith(f"carnelian-transcribe: {path}, from 0.0 to 20.")
 
 
 def test_the_command_refuses_alternatives_before_any_work(call, triton, endpoint, flac):
     status, _, err = call(main, "--long", "talk.flac", "--option", "n_best=3", "--url", endpoint.url)
     assert status == 2
     assert "must come without the option n_best" in " ".join(err.split())
+    assert not triton.requests
+
+
+def test_the_command_takes_the_longest_piece(call, endpoint, flac, tmp_path, heard_s):
+    path = tmp_path / "talk.flac"
+    path.write_bytes(flac)
+    status, _, _ = call(main, "--long", "--longest-piece", "10", path, "--url", endpoint.url)
+    assert status == 0
+    assert max(heard_s) <= 10
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--longest-piece", "10"], "--longest-piece must come with --long"),
+        (["--long", "--longest-piece", "nan"], "must have 5 to 60 s, but has nan"),
+        (["--long", "--option", "longest_piece_s=9"], "the command has --model, --timeout, --concurrency and"),
+    ],
+)
+def test_the_command_refuses_a_longest_piece_that_makes_no_sense(call, triton, endpoint, arguments, message):
+    status, _, err = call(main, "talk.flac", *arguments, "--url", endpoint.url)
+    assert status == 2
+    assert message in " ".join(err.replace("│", " ").split())
     assert not triton.requests

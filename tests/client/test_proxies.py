@@ -1,10 +1,7 @@
 """The configurations of serving/docs/proxies.md: the real nginx and HAProxy before the real server."""
 
-import re
-import shutil
-import socket
+import runpy
 import ssl
-import subprocess
 import time
 import urllib.error
 import urllib.request
@@ -15,63 +12,20 @@ import grpc
 import numpy as np
 import pytest
 from carnelian_client import TLS, CarnelianClient, ServerError
-from carnelian_serving.addresses import choose_ports
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-PAGE = Path(__file__).parents[2] / "serving" / "docs" / "proxies.md"
-START_TIMEOUT_S = 20
-CHECKED_S = 5
-"""After this time HAProxy has given up a server whose checks fail, two of them, each after a second at most."""
+SCRIPT = runpy.run_path(str(Path(__file__).parents[2] / "serving" / "docs" / "proxies.py"))
 
 
-def configuration(program, server, port, folder):
-    """The page's configuration, with the addresses and files of a test."""
-    (text,) = re.findall(rf"^```{program}\n(.*?)^```", PAGE.read_text(), flags=re.MULTILINE | re.DOTALL)
-    text = re.sub(r"10\.0\.0\.\d:8001", server.grpc_url, text)
-    text = re.sub(r"10\.0\.0\.\d:8000", server.http_url, text)
-    text = text.replace("port 8000", f"port {server.http_url.rpartition(':')[2]}")
-    text = re.sub(r"/etc/(nginx|haproxy)/", f"{folder}/", text)
-    if program == "haproxy":
-        return text.replace("bind :443", f"bind 127.0.0.1:{port}")
-    own = "".join(f"{name}_temp_path {folder}/{name};" for name in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi"))
-    text = text.replace("http {", f"http {{ access_log off; {own}", 1).replace("listen 443", f"listen 127.0.0.1:{port}")
-    return f"daemon off; user root; pid {folder}/nginx.pid; error_log stderr; events {{ }}\n{text}"
-
-
-@pytest.fixture(scope="module", params=["nginx", "haproxy"])
+@pytest.fixture(scope="module", params=SCRIPT["PROXIES"])
 def proxy(request, server, tmp_path_factory) -> Iterator[tuple[str, str, Path]]:
     """A proxy that runs: its name, its address, and the certificate to trust."""
-    program = shutil.which(request.param, path="/usr/local/sbin:/usr/sbin:/usr/local/bin:/usr/bin")
-    if program is None:
+    if SCRIPT["find"](request.param) is None:
         pytest.skip(f"{request.param} is not installed")
     folder = tmp_path_factory.mktemp(request.param)
-    certificate, key = folder / "speech.crt", folder / "speech.key"
-    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=localhost"]
-    command += ["-addext", "subjectAltName=DNS:localhost", "-keyout", str(key), "-out", str(certificate)]
-    subprocess.run(command, check=True, capture_output=True)
-    (folder / "speech.pem").write_text(certificate.read_text() + key.read_text())
-    port = choose_ports("127.0.0.1", {"grpc": 0})["grpc"]
-    file = folder / "configuration"
-    file.write_text(configuration(request.param, server, port, folder))
-    options = ["-p", folder, "-c", file] if request.param == "nginx" else ["-db", "-f", file]
-    with (folder / "log").open("w") as log, subprocess.Popen([program, *options], stdout=log, stderr=log) as process:
-        deadline = time.monotonic() + START_TIMEOUT_S
-        while not answers(port):
-            if process.poll() is not None or time.monotonic() > deadline:
-                process.kill()
-                pytest.fail(f"{request.param} must take connections, but: {(folder / 'log').read_text()}")
-            time.sleep(0.05)
-        time.sleep(CHECKED_S if request.param == "haproxy" else 0)
-        yield request.param, f"localhost:{port}", certificate
-        process.terminate()
-
-
-def answers(port):
-    try:
-        socket.create_connection(("127.0.0.1", port), timeout=1).close()
-    except OSError:
-        return False
-    return True
+    with SCRIPT["Proxy"](request.param, (server, server), folder) as running:
+        time.sleep(SCRIPT["CHECKED_S"] if request.param == "haproxy" else 0)
+        yield request.param, f"localhost:{running.port}", running.certificate
 
 
 @pytest.fixture

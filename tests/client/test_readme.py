@@ -34,8 +34,7 @@ def test_the_example_for_long_recordings_runs(endpoint, tmp_path, monkeypatch, c
     [code] = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
     monkeypatch.chdir(tmp_path)
     soundfile.write("talk.mp3", np.zeros(70 * 16000), 16000)
-    program = f"from carnelian_client import CarnelianClient\n{code}"
-    exec(compile(program.replace("localhost:8001", endpoint.url), str(page), "exec"), {})
+    exec(compile(code.replace("localhost:8001", endpoint.url), str(page), "exec"), {})
     words = capsys.readouterr().out.split()
     assert words[1] == "bytes"
     assert 70 > float(words[-1]) > 40

@@ -144,6 +144,6 @@ def test_a_server_that_comes_back_is_found_by_the_retries(start_endpoint, wav):
 
 def test_model_not_ready_is_waited_for_and_then_raised(client, triton, wav, retry):
     triton.script = [("NOT_FOUND", "Request for unknown model: 'm' has no available versions")] * 9
-    with pytest.raises(ModelNotReady):
+    with pytest.raises(ModelNotReady, match=r"versions; .* starts or ends; try more often .*`--attempts`"):
         client.transcribe(wav)
     assert len(triton.requests) == retry.num_attempts
