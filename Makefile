@@ -56,12 +56,12 @@ gpu-inference: gpu  ## Measure inference without a server on an NVIDIA GPU, besi
 	$(BIN)/carnelian-perf infer training/configs/jasper_10x5dr.yaml $(GPU_INFERENCE) --precision fp16 --published-model jasper_10x5dr --out perf/results/jasper_10x5dr_infer_gpu_fp16.json
 	$(BIN)/carnelian-perf infer training/configs/jasper_10x5dr.yaml $(GPU_INFERENCE) --precision tf32 --published-model jasper_10x5dr --published-precision tf32 --out perf/results/jasper_10x5dr_infer_gpu_tf32.json
 
-gpu-serving: gpu  ## Measure the server on an NVIDIA GPU, beside published rows, into perf/results; needs onnxruntime-gpu
+gpu-serving: gpu  ## Measure the server on an NVIDIA GPU, beside published rows, into runs/; needs onnxruntime-gpu
 	@$(BIN)/python -c 'import sys, onnxruntime as o; sys.exit(None if "CUDAExecutionProvider" in o.get_available_providers() else "the server must find CUDA in ONNX Runtime, but it is built without: see perf/docs/sweeps.md")'
-	$(BIN)/carnelian-perf sweep perf/grids/quartznet_15x5_gpu.yaml
-	$(BIN)/carnelian-perf report perf/results/quartznet_15x5_gpu_sweep --published-model quartznet_15x5
-	$(BIN)/carnelian-perf sweep perf/grids/jasper_10x5dr_gpu.yaml
-	$(BIN)/carnelian-perf report perf/results/jasper_10x5dr_gpu_sweep --published-model jasper_10x5dr
+	$(BIN)/carnelian-perf sweep perf/grids/jasper_10x5dr_gpu.yaml --out runs/jasper_10x5dr_gpu_sweep
+	$(BIN)/carnelian-perf report runs/jasper_10x5dr_gpu_sweep --published-model jasper_10x5dr
+	$(BIN)/carnelian-perf sweep perf/grids/quartznet_15x5_gpu.yaml --out runs/quartznet_15x5_gpu_sweep
+	$(BIN)/carnelian-perf report runs/quartznet_15x5_gpu_sweep --published-model quartznet_15x5
 
 format: $(VENV)/.all  ## Reformat the Python files
 	$(BIN)/ruff check --fix

@@ -43,13 +43,15 @@ def _settle(network: CtcNetwork, num_channels: int) -> None:
     norms = [module for module in network.modules() if isinstance(module, MaskedBatchNorm)]
     if not norms:
         return
+    usual = norms[0].momentum
     for norm in norms:
         torch.nn.init.ones_(norm.bias)
         norm.train().momentum = 1
+    frames = 400  # enough for the statistics, whatever the stride
     with torch.inference_mode():
-        network(torch.randn(2, num_channels, 400), torch.tensor([400, 400]))
+        network(torch.randn(2, num_channels, frames), torch.tensor([frames, frames]))
     for norm in norms:
-        norm.eval().momentum = 0.1
+        norm.eval().momentum = usual
 
 
 def export_random(repository: Path, name: str, source: Path, precision: str = "fp32") -> None:

@@ -44,7 +44,9 @@ class ModelUnderTest(_Strict):
     @model_validator(mode="after")
     def _check(self) -> "ModelUnderTest":
         if self.random_weights and self.precision not in ("fp32", "fp16"):
-            raise ValueError("`precision` must be fp32 or fp16, in which `random_weights` are exported")
+            raise ValueError(
+                f"`precision` must be fp32 or fp16, in which `random_weights` are exported, but is {self.precision}"
+            )
         return self
 
 
