@@ -7,6 +7,7 @@ from pathlib import Path
 import onnxruntime
 import pytest
 from carnelian_client import CarnelianClient
+from carnelian_serving.backends.onnxruntime.providers import prepares_each_shape
 from carnelian_serving.launcher import Server
 from google.protobuf import text_format
 from tritonclient import grpc
@@ -36,6 +37,8 @@ def test_the_acoustic_stage_runs_on_the_gpu_and_hears_what_it_hears_on_the_cpu(t
             with CarnelianClient(server.grpc_url) as client:
                 alone = [client.transcribe(clip) for clip in CLIPS]
                 together = list(client.transcribe_many(CLIPS * 4, concurrency=16))
+        warned = any("prepares convolutions anew whenever a batch has another shape" in line for line in server.log)
+        assert warned == (kind == "as exported" and prepares_each_shape(onnxruntime.__version__))
         heard[pb.ModelInstanceGroup.Kind.Name(config.instance_group[0].kind)] = alone
         assert [result.text for result in together] == [result.text for result in alone] * 4
     assert list(heard) == ["KIND_GPU", "KIND_CPU"]

@@ -13,7 +13,12 @@ import pytest
 from carnelian_serving import THREADS_VARIABLE
 from carnelian_serving.backends.model_config import ConfigError, ModelConfig, read_model_config
 from carnelian_serving.backends.onnxruntime.batch_input import read_batch_inputs
-from carnelian_serving.backends.onnxruntime.providers import CUDA_PARAMETERS, gpu_providers, open_session
+from carnelian_serving.backends.onnxruntime.providers import (
+    CUDA_PARAMETERS,
+    gpu_providers,
+    open_session,
+    prepares_each_shape,
+)
 from carnelian_serving.backends.onnxruntime.spinning import limit_spinning
 from carnelian_serving.backends.threads import count_cores, read_quotas, thread_count
 from carnelian_serving.installation import Installation
@@ -85,6 +90,11 @@ PROVIDERS = ("TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecution
 def accelerated(name: str, **parameters: str) -> ModelConfig:
     accelerators = {"gpu_execution_accelerator": [{"name": name, "parameters": parameters}]}
     return read(optimization={"execution_accelerators": accelerators})
+
+
+def test_shapes_are_prepared_again_since_onnxruntime_1_20() -> None:
+    versions = ("1.19.2", "1.20.0", "1.31.1", "2.0.0")
+    assert [prepares_each_shape(version) for version in versions] == [False, True, True, True]
 
 
 def test_a_gpu_instance_runs_on_cuda_with_the_options_of_its_accelerator() -> None:

@@ -19,7 +19,13 @@ import triton_python_backend_utils as pb_utils
 from carnelian_serving.backends.batching import Batches, Rows, check_output
 from carnelian_serving.backends.model_config import DTYPES, ConfigError, ModelConfig, TensorConfig, read_model_config
 from carnelian_serving.backends.onnxruntime.batch_input import read_batch_inputs
-from carnelian_serving.backends.onnxruntime.providers import CUDA_PARAMETERS, Provider, gpu_providers, open_session
+from carnelian_serving.backends.onnxruntime.providers import (
+    CUDA_PARAMETERS,
+    Provider,
+    gpu_providers,
+    open_session,
+    prepares_each_shape,
+)
 from carnelian_serving.backends.onnxruntime.spinning import limit_spinning
 from carnelian_serving.backends.parts import MAX_RUN_ELEMENTS, split
 from carnelian_serving.backends.threads import count_cores, thread_count
@@ -82,11 +88,11 @@ class TritonPythonModel:
         self._ragged = {tensor.name for tensor in self._config.inputs if tensor.is_ragged}
         provider = self._session.get_providers()[0]
         self._splits = bool(self._ragged) and provider == "CPUExecutionProvider"
-        if self._ragged and provider == "CUDAExecutionProvider":
+        if self._ragged and provider == "CUDAExecutionProvider" and prepares_each_shape(onnxruntime.__version__):
             pb_utils.Logger.log_warn(
-                f"{self._config.name!r} runs on ONNX Runtime's CUDA provider, which since 1.20 prepares convolutions "
-                "anew whenever a batch has another shape (microsoft/onnxruntime#23006), for many times as long as it "
-                "runs them: export it with --execution-provider tensorrt"
+                f"{self._config.name!r} runs on the CUDA provider of ONNX Runtime {onnxruntime.__version__}, which "
+                "prepares convolutions anew whenever a batch has another shape, for many times as long as it runs "
+                "them: send batches of one shape, or export it with --execution-provider tensorrt"
             )
         self._outputs = [tensor.name for tensor in self._config.outputs]
         self._batches = Batches(self._config, self._run, split=self._split if self._splits else None)

@@ -69,6 +69,15 @@ def open_session(
     return session
 
 
+def prepares_each_shape(version: str) -> bool:
+    """Whether the CUDA provider of this ONNX Runtime keeps what it prepared for the last shape alone.
+
+    It does since it uses cuDNN's frontend, in 1.20 (microsoft/onnxruntime#23006).
+    """
+    major, minor, *_ = version.split(".")
+    return (int(major), int(minor)) >= (1, 20)
+
+
 def gpu_providers(config: ModelConfig, device_id: str, available: Sequence[str]) -> list[Provider]:
     """Choose the providers of a GPU instance, as the native backend does, with their options.
 
