@@ -21,6 +21,21 @@ PRECISIONS: tuple[str, ...] = get_args(Precision)
 MOST_TARGET_MS = 3_600_000  # one hour; the limit also refuses infinity
 MOST_THREADS = 1024  # more than CPUs have; with a hundred thousand, libraries run out of memory and crash
 
+
+def check_file(option: str, path: Path) -> None:
+    """Refuse the path of an option unless it is a file that exists, and no pipe: some files are read twice."""
+    if not path.is_file():
+        found = "a folder, a pipe or a device" if path.exists() else "not there"
+        raise typer.BadParameter(f"{option} must be a file, but {path} is {found}; name a file on disk")
+
+
+def check_input(path: Path | None) -> Path | None:
+    """Do the same as the callback of an option or argument; None is accepted."""
+    if path is not None:
+        check_file("this", path)
+    return path
+
+
 Overrides = Annotated[list[str] | None, typer.Option("--set", help="a.b=value, over the file; repeatable.")]
 
 Repository = Annotated[Path, typer.Option(help="The repository under test.")]
@@ -29,8 +44,7 @@ RandomWeights = Annotated[
     Path | None,
     typer.Option(
         help="A training YAML whose network is served with random weights, in place of the model above.",
-        exists=True,
-        dir_okay=False,
+        callback=check_input,
     ),
 ]
 Durations = Annotated[str, typer.Option(help="Lengths of clips in seconds, comma-separated.")]
@@ -52,9 +66,7 @@ def raw_file_option(name: str, description: str) -> Any:
 
 def render_option(pages: str) -> Any:
     """Make the option `--render` of a command; `pages` says in its help what is made of a raw file."""
-    return typer.Option(
-        "--render", help=f"Measure nothing: make {pages} of this raw file.", exists=True, dir_okay=False
-    )
+    return typer.Option("--render", help=f"Measure nothing: make {pages} of this raw file.", callback=check_input)
 
 
 def counts_of(option: str, text: str) -> list[int]:
@@ -112,12 +124,6 @@ def check_words(option: str, words: Iterable[str], known: Iterable[str]) -> None
     """Refuse words of an option that are not among the `known` ones."""
     if wrong := set(words) - set(known):
         raise typer.BadParameter(f"{option} must be of {', '.join(known)}, but has {', '.join(sorted(wrong))}")
-
-
-def check_file(option: str, path: Path) -> None:
-    """Refuse the path of an option unless it is a file that exists."""
-    if not path.is_file():
-        raise typer.BadParameter(f"{option} must be a file, but {path} is not there")
 
 
 def check_render(context: typer.Context, *read: str) -> None:

@@ -7,20 +7,20 @@ from typing import Annotated
 import typer
 from rich.cells import cell_len
 
-from carnelian_perf.options import check_apart, check_writable, numbers_of, raw_file_option, raw_file_path
+from carnelian_perf.options import check_apart, check_input, check_writable, numbers_of, raw_file_option, raw_file_path
 
 app = typer.Typer()
 Checkpoint = Annotated[
-    Path, typer.Argument(help="A checkpoint of `carnelian-train fit` or `publish`.", exists=True, dir_okay=False)
+    Path, typer.Argument(help="A checkpoint of `carnelian-train fit` or `publish`.", callback=check_input)
 ]
 Manifest = Annotated[
     Path,
-    typer.Argument(help="NeMo JSON lines of clips that were not trained on.", exists=True, dir_okay=False),
+    typer.Argument(help="NeMo JSON lines of clips that were not trained on.", callback=check_input),
 ]
-LanguageModel = Annotated[Path, typer.Option("--lm", help="ARPA or KenLM binary.", exists=True, dir_okay=False)]
+LanguageModel = Annotated[Path, typer.Option("--lm", help="ARPA or KenLM binary.", callback=check_input)]
 LmWeights = Annotated[
     Path | None,
-    typer.Option(help="Weights of the language model, from `carnelian-train weigh`.", exists=True, dir_okay=False),
+    typer.Option(help="Weights of the language model, from `carnelian-train weigh`.", callback=check_input),
 ]
 
 
@@ -28,7 +28,7 @@ LmWeights = Annotated[
 def accuracy(
     manifest: Annotated[
         Path,
-        typer.Argument(help="NeMo JSON lines: audio_filepath, duration, text; source.", exists=True, dir_okay=False),
+        typer.Argument(help="NeMo JSON lines: audio_filepath, duration, text; source.", callback=check_input),
     ],
     url: Annotated[str, typer.Option(help="host:port of the server's gRPC endpoint.")] = "localhost:8001",
     model: Annotated[str, typer.Option(help="Name of the model.")] = "quartznet_demo",
@@ -121,7 +121,7 @@ def held_out(
     manifest: Manifest,
     language_model: LanguageModel,
     neural_language_model: Annotated[
-        Path | None, typer.Option("--neural-lm", help="Neural language model, ONNX.", exists=True, dir_okay=False)
+        Path | None, typer.Option("--neural-lm", help="Neural language model, ONNX.", callback=check_input)
     ] = None,
     groups: Annotated[
         int,
@@ -194,10 +194,8 @@ def words(
 @app.command()
 def int8(
     checkpoint: Checkpoint,
-    clips: Annotated[Path, typer.Option("--int8-clips", help="Manifest to calibrate on.", exists=True, dir_okay=False)],
-    manifest: Annotated[
-        Path, typer.Option(help="Manifest of other clips, to transcribe.", exists=True, dir_okay=False)
-    ],
+    clips: Annotated[Path, typer.Option("--int8-clips", help="Manifest to calibrate on.", callback=check_input)],
+    manifest: Annotated[Path, typer.Option(help="Manifest of other clips, to transcribe.", callback=check_input)],
     out: Annotated[Path | None, raw_file_option("NAME_int8.json", "Raw file.")] = None,
 ) -> None:
     """Measure what int8 costs in accuracy: it and float32 on the same clips, with the interval of their difference."""

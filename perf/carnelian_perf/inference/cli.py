@@ -15,6 +15,7 @@ from carnelian_perf.options import (
     PublishedMachine,
     SpeechManifest,
     check_file,
+    check_input,
     check_render,
     check_words,
     counts_of,
@@ -35,7 +36,7 @@ def infer(
     source: Annotated[
         Path | None,
         typer.Argument(
-            help="A checkpoint, or a training YAML, whose network gets random weights.", exists=True, dir_okay=False
+            help="A checkpoint, or a training YAML, whose network gets random weights.", callback=check_input
         ),
     ] = None,
     overrides: Overrides = None,

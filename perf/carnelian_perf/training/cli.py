@@ -9,6 +9,7 @@ from carnelian_perf.options import (
     MOST_THREADS,
     PRECISIONS,
     Overrides,
+    check_input,
     check_render,
     check_words,
     counts_of,
@@ -20,7 +21,7 @@ from carnelian_perf.output import show_page, write_each
 
 app = typer.Typer()
 TrainingYaml = typer.Argument(
-    help="A training YAML: training/configs/quartznet_15x5.yaml, wav2vec2_base.yaml, ...", exists=True, dir_okay=False
+    help="A training YAML: training/configs/quartznet_15x5.yaml, wav2vec2_base.yaml, ...", callback=check_input
 )
 
 
