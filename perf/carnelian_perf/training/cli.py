@@ -45,7 +45,8 @@ def loading(
     measured = measure(settings, batches, steps)
     measured.write(out)
     read, trained = (part.audio_s_per_cpu_s for part in (measured.loading, measured.training))
-    print(f"loading {read:.1f}, training {trained:.2f} seconds of audio per second of a core")
+    step = f"training in {measured.precision}"
+    print(f"loading {read:.1f}, {step} {trained:.2f} seconds of audio per second of a core")
     print(f"loading is {read / trained:.0f} times as fast\nwrote {out}")
 
 

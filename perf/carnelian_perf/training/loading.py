@@ -40,7 +40,7 @@ class Loading(Cost):
 
 @dataclass(frozen=True, kw_only=True)
 class Training(Cost):
-    """The CPU time of training steps."""
+    """The CPU time of training steps, as `carnelian-train fit` takes them."""
 
     steps: int
 
@@ -54,6 +54,8 @@ class Measurement(Record):
     """The configuration's augmentation, which is a part of reading."""
     batch_s: float
     """Largest number of seconds of audio in a batch."""
+    precision: str = "fp32"
+    """The configuration's `loop.precision`, in which steps are taken; raw files without it are of float32 steps."""
     loading: Loading
     training: Training
 
@@ -62,7 +64,7 @@ def measure(config: Config, batches: int, steps: int) -> Measurement:
     """Read `batches` batches of a configuration's first epoch, and train on the first `steps` of them.
 
     Raises:
-        ValueError: The epoch has no more batches than asked for.
+        ValueError: The epoch has no more batches than asked for, or no clip of a batch to train on can be read.
     """
     origin = describe_origin()
     plan = plan_epoch(read_training_clips(config), config, 0)
@@ -87,6 +89,7 @@ def measure(config: Config, batches: int, steps: int) -> Measurement:
         **origin,
         augment={name: str(value) for name, value in dataclasses.asdict(config.augment).items()},
         batch_s=config.data.batch_s,
+        precision=config.loop.precision,
         loading=loading,
         training=training,
     )

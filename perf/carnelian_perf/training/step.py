@@ -23,12 +23,19 @@ def timed_step(state: State, items: Sequence[Item], batch: Batch, config: Config
 
     Returns:
         Wall seconds, CPU seconds of this process, and the loss.
+
+    Raises:
+        ValueError: No clip of the batch could be read.
     """
     wall, cpu = time.perf_counter(), time.process_time()
     outcome = optimise(state, Share(items, iter([batch]), 1), config)
     if state.process.device.type == "cuda":
         torch.cuda.synchronize(state.process.device)
     wall_s, cpu_s = time.perf_counter() - wall, time.process_time() - cpu
-    assert outcome is not None
+    if outcome is None:
+        raise ValueError(
+            "a step must have a clip that can be read, but all of its batch were left out, each with a warning that "
+            "says why; mend these clips, or name others in `data.train`"
+        )
     state.step += 1
     return wall_s, cpu_s, outcome.loss

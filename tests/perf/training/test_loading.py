@@ -1,3 +1,4 @@
+import json
 import re
 from pathlib import Path
 
@@ -25,8 +26,12 @@ def tiny(tmp_path):
 
 def test_the_raw_file_holds_both_costs(tiny, tmp_path, call):
     out = tmp_path / "raw.json"
-    assert call(main, "loading", tiny, "--batches", 2, "--steps", 1, "--out", out)[0] == 0
+    options = ["--set", "loop.precision=tf32", "--batches", 2, "--steps", 1]
+    status, printed, err = call(main, "loading", tiny, *options, "--out", out)
+    assert status == 0, err
+    assert "training in tf32" in printed
     measured = Measurement.read(out)
+    assert measured.precision == "tf32"
     assert (measured.loading.batches, measured.training.steps) == (2, 1)
     for part in (measured.loading, measured.training):
         assert part.audio_s_per_cpu_s == pytest.approx(part.audio_s / part.cpu_s)
@@ -37,6 +42,18 @@ def test_more_batches_than_there_are_is_an_error(tiny, call):
     status, _, err = call(main, "loading", tiny, "--batches", 99)
     assert status == 1
     assert re.search(r"the epoch must have more batches than are read, 99, but has \d+: .*name more clips", err)
+
+
+def test_a_batch_without_a_clip_that_can_be_read_is_an_error(tiny, tmp_path, call):
+    rows = [{"audio_filepath": f"{number}.wav", "duration": 4.0, "text": "one two"} for number in range(4)]
+    for row in rows:
+        (tmp_path / row["audio_filepath"]).write_text("no sound")
+    manifest = tmp_path / "broken.jsonl"
+    manifest.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    trained = f"data.train=[{{path: {manifest}}}]"
+    status, _, err = call(main, "loading", tiny, "--set", trained, "--batches", 2, "--steps", 1)
+    assert status == 1
+    assert "a step must have a clip that can be read, but all of its batch were left out" in err
 
 
 @pytest.mark.parametrize("path", sorted(RESULTS.glob("*_loading.json")), ids=lambda path: path.stem)
