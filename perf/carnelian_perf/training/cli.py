@@ -20,14 +20,18 @@ from carnelian_perf.options import (
 from carnelian_perf.output import show_page, write_each
 
 app = typer.Typer()
-TrainingYaml = typer.Argument(
-    help="A training YAML: training/configs/quartznet_15x5.yaml, wav2vec2_base.yaml, ...", callback=check_input
-)
 
 
 @app.command()
 def loading(
-    config: Annotated[Path, TrainingYaml],
+    config: Annotated[
+        Path,
+        typer.Argument(
+            help="A training YAML with `data.train`: training/configs/quartznet_15x5.yaml with "
+            "--set 'data.train=[{path: m.jsonl}]', ...",
+            callback=check_input,
+        ),
+    ],
     overrides: Overrides = None,
     batches: Annotated[int, typer.Option(help="Batches to read; more than steps.", min=2)] = 20,
     steps: Annotated[int, typer.Option(help="Steps to train.", min=1)] = 2,
@@ -53,7 +57,12 @@ def loading(
 @app.command()
 def training(
     context: typer.Context,
-    config: Annotated[Path | None, TrainingYaml] = None,
+    config: Annotated[
+        Path | None,
+        typer.Argument(
+            help="A training YAML: training/configs/quartznet_15x5.yaml, wav2vec2_base.yaml, ...", callback=check_input
+        ),
+    ] = None,
     overrides: Overrides = None,
     batches: Annotated[str, typer.Option(help="Clips per process, comma-separated.")] = "4",
     precisions: Annotated[str, typer.Option(help="Comma-separated: fp32, tf32, bf16, fp16.")] = "fp32,tf32,bf16,fp16",
@@ -98,7 +107,12 @@ def training(
 @app.command()
 def hourglass(
     context: typer.Context,
-    config: Annotated[Path | None, TrainingYaml] = None,
+    config: Annotated[
+        Path | None,
+        typer.Argument(
+            help="A training YAML of wav2vec 2.0: training/configs/wav2vec2_base.yaml, ...", callback=check_input
+        ),
+    ] = None,
     overrides: Overrides = None,
     factors: Annotated[str, typer.Option(help="Frames pooled into one, comma-separated.")] = "2,3,4,5,6",
     batch: Annotated[int, typer.Option(help="Clips of a step.", min=1)] = 1,

@@ -36,7 +36,10 @@ def measure(config: Config, factors: list[int], work: Work) -> Iterator[Measurem
         ValueError: The configuration is not of wav2vec 2.0.
     """
     if not isinstance(config.model, Wav2Vec2Config):
-        raise ValueError(f"an Hourglass is of wav2vec2, but {config.name} is a {config.model.name}")
+        raise ValueError(
+            f"`model.name` must be wav2vec2, whose layers an Hourglass pools, but is {config.model.name} in "
+            f"{config.name}; give a YAML such as training/configs/wav2vec2_base.yaml"
+        )
     forms = [Form(factor) for factor in (1, *factors)]
     device = find_device()
     origin = describe_origin()

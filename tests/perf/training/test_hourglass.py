@@ -69,5 +69,5 @@ def test_other_networks_are_refused():
     config = config_from_dict(
         {"name": "q", "model": {"name": "quartznet", "stages": [{"filters": 8, "kernel": 3}]}}, "here"
     )
-    with pytest.raises(ValueError, match="an Hourglass is of wav2vec2, but q is a quartznet"):
+    with pytest.raises(ValueError, match=r"`model\.name` must be wav2vec2, .* but is quartznet in q; give a YAML"):
         next(measure(config, [2], Work(1, 1.0, 1)))
