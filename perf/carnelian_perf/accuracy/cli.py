@@ -118,14 +118,17 @@ def decoding(
 @app.command()
 def held_out(
     checkpoint: Checkpoint,
-    manifest: Manifest,
+    manifest: Annotated[
+        Path,
+        typer.Argument(help="NeMo JSON lines of clips that were not trained on, with speakers.", callback=check_input),
+    ],
     language_model: LanguageModel,
     neural_language_model: Annotated[
         Path | None, typer.Option("--neural-lm", help="Neural language model, ONNX.", callback=check_input)
     ] = None,
     groups: Annotated[
         int,
-        typer.Option(help="Groups of the manifest's speakers; each has weights chosen on the others.", min=2),
+        typer.Option(help="Groups of speakers; each is decoded with weights chosen on the others.", min=2),
     ] = 4,
     out: Annotated[Path | None, raw_file_option("NAME_held_out.json", "Raw file.")] = None,
 ) -> None:
@@ -193,7 +196,10 @@ def words(
 
 @app.command()
 def int8(
-    checkpoint: Checkpoint,
+    checkpoint: Annotated[
+        Path,
+        typer.Argument(help="A checkpoint of Jasper or QuartzNet.", callback=check_input),
+    ],
     clips: Annotated[Path, typer.Option("--int8-clips", help="Manifest to calibrate on.", callback=check_input)],
     manifest: Annotated[Path, typer.Option(help="Manifest of other clips, to transcribe.", callback=check_input)],
     out: Annotated[Path | None, raw_file_option("NAME_int8.json", "Raw file.")] = None,
