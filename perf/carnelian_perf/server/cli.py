@@ -166,14 +166,14 @@ def first_request(
 
     if raw is None:
         from carnelian_perf.raw_file import Speech
-        from carnelian_perf.server.first_request import Plan, measure
+        from carnelian_perf.server.first_request import DISTINCT_CLIPS, Plan, measure
 
         durations_s = durations_of(durations)
         with served_repository(repository, model, random_weights, manifest) as (served, name):
             plan = Plan(
                 repository=served,
                 model=name,
-                speech=Speech(manifest=str(manifest), format=file_format, clips=16),
+                speech=Speech(manifest=str(manifest), format=file_format, clips=DISTINCT_CLIPS),
                 durations_s=durations_s,
                 rounds=rounds,
                 num_requests=requests,

@@ -28,6 +28,8 @@ from carnelian_perf.server.first_request_results import Measurement, Run
 LOGGER = logging.getLogger(__name__)
 
 OUTPUTS = ("TRANSCRIPT", "RESULT")
+DISTINCT_CLIPS = 16
+"""Number of distinct clips of each duration, which requests send in turn."""
 NUM_RESTED = 5
 """Number of requests at the end, each of which comes after a rest."""
 REST_S = 2.0

@@ -75,7 +75,10 @@ def measure(plan: Plan) -> Iterator[Measurement]:
                     transcripts.setdefault(answer.clip, set()).add(answer.transcript)
                 LOGGER.info(
                     "round %d: %s, queue delay %g ms: %.1f clips/s",
-                    *(round_number, candidate.name, delay, run.clips_per_s),
+                    round_number,
+                    candidate.name,
+                    delay,
+                    run.clips_per_s,
                 )
             mismatches = [
                 f"clip {clip}: {' / '.join(sorted(said))}"
