@@ -112,6 +112,7 @@ RENDERING = [
     for name, command in typer.main.get_command(app).commands.items()
     if any("--render" in option.opts for option in command.params)
 ]
+assert len(RENDERING) == 9, "every command with --render must be found"
 
 
 @pytest.mark.parametrize("command", RENDERING)

@@ -33,6 +33,8 @@ MODULES = {
 MEASURES = sorted(name for name, text in SOURCES.items() if "\ndef measure(" in text and "describe_origin(" in text)
 RAW_FILES = sorted((Path(__file__).parents[2] / "perf" / "results").glob("*.json"))
 
+assert (len(MODULES), len(MEASURES)) == (14, 14), "every command with a raw file must be found, also once it is renamed"
+
 each_raw_file = pytest.mark.parametrize("path", RAW_FILES, ids=lambda path: path.stem)
 
 
