@@ -309,7 +309,7 @@ def main() -> None:
     }
     raw_file.write(PAGE.with_suffix(".json"), result)
     for row in uploads:
-        print("| " + " | ".join(map(str, row.values())) + " |")
+        print("| " + " | ".join(map(str, row.values())).replace("haproxy", "HAProxy") + " |")
     for row in happened:
         counts = (row[program] for program in PROXIES)
         print(f"| {row['event']} | " + " | ".join(f"{each['failed']} of {each['clips']}" for each in counts) + " |")
