@@ -48,10 +48,11 @@ class _Wording(NamedTuple):
     pattern: re.Pattern[str]
     error: type[CarnelianClientError]
     advice: str = ""
+    size_advice: str = ""
 
 
-def _wording(pattern: str, error: type[CarnelianClientError], advice: str = "") -> _Wording:
-    return _Wording(re.compile(pattern, re.IGNORECASE), error, advice)
+def _wording(pattern: str, error: type[CarnelianClientError], advice: str = "", *, size_advice: str = "") -> _Wording:
+    return _Wording(re.compile(pattern, re.IGNORECASE), error, advice, size_advice)
 
 
 CERTIFICATE_ADVICE = (
@@ -103,8 +104,9 @@ _WORDINGS = (
     _wording(
         "http2 header with status: 413",
         ServerError,
-        "a proxy before the server takes no request of this size; raise its limit (nginx: `client_max_body_size`), "
-        f"or {SHORTEN_ADVICE}",
+        "a proxy before the server takes no request of this size, unless its limit is raised (nginx: "
+        "`client_max_body_size`)",
+        size_advice=SHORTEN_ADVICE,
     ),
     _wording(
         "http2 header with status: 400",
@@ -147,11 +149,11 @@ _WORDINGS = (
         "nginx does so if headers are too long (by default, over 8 KB); send shorter `headers` or a shorter key",
     ),
     _wording("metadata size exceeds", ServerError, "send shorter `headers`, a shorter key, or a shorter `request_id`"),
-    _wording("message larger than max", InvalidAudio, SHORTEN_ADVICE),
+    _wording("message larger than max", InvalidAudio, size_advice=SHORTEN_ADVICE),
     _wording("too little memory for an input", InvalidAudio),
     _wording("no samples|empty audio", InvalidAudio),
     _wording("not finite|non-finite", InvalidAudio),
-    _wording("^too long: ", InvalidAudio, CUT_ADVICE),
+    _wording("^too long: ", InvalidAudio, size_advice=CUT_ADVICE),
     _wording("too long|too short", InvalidAudio),
     _wording("malformed 'fmt", InvalidAudio, f"the file is damaged, or of a codec that is not read; {CONVERT_ADVICE}"),
     _wording("error decoding|malformed|chunk marker", InvalidAudio, "the file is damaged or cut short"),
@@ -233,17 +235,17 @@ def error_from_answer(
 ) -> CarnelianClientError:
     """Turn a gRPC status (or an error inside RESULT: status None) and its words into an error of the tree."""
     words = _WRAPPING.sub(r"\g<words>", details).strip()
-    kind, advice = STATUS_ERRORS[status or "UNKNOWN"], ""
+    kind, advice, size_advice = STATUS_ERRORS[status or "UNKNOWN"], "", ""
     if status == "UNIMPLEMENTED":  # Triton has every method that is called here
         advice = "this is not the gRPC endpoint of a Triton; check `url`, or the route of the proxy before it"
     for wording in _WORDINGS:
         if _may_mean(wording, status) and wording.pattern.search(words):
-            kind, advice = wording.error, wording.advice
+            _, kind, advice, size_advice = wording
             break
     message = words or "no reason was given"
     if advice:
         message = f"{message.rstrip('.')}; {advice}"
-    return kind(message, clip=clip, model=model, request_id=request_id, status=status)
+    return kind(message, size_advice=size_advice, clip=clip, model=model, request_id=request_id, status=status)
 
 
 def _may_mean(wording: _Wording, status: str | None) -> bool:

@@ -128,7 +128,8 @@ def read_all(file: BinaryIO, deadline: Deadline | None = None) -> bytes:
 def _check_size(size: int, clip: str) -> None:
     if size > MAX_BYTES:
         raise InvalidAudio(
-            f"audio must have at most {MAX_BYTES} bytes, but has {size}; convert it to FLAC, or cut it into parts",
+            f"audio must have at most {MAX_BYTES} bytes, but has {size}",
+            size_advice="convert it to FLAC, or cut it into parts",
             clip=clip,
         )
 
@@ -220,7 +221,8 @@ def _transcode(data: bytes, deadline: Deadline) -> bytes:
             if num_bytes > MAX_DECODED_BYTES:
                 raise InvalidAudio(
                     f"a clip that is decoded here must have at most {MAX_DECODED_BYTES >> 20} MiB of samples, but has "
-                    f"more; {CUT_ADVICE}"
+                    "more",
+                    size_advice=CUT_ADVICE,
                 )
             yield block
 

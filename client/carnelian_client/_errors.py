@@ -31,18 +31,26 @@ class CarnelianClientError(Exception):
         self,
         message: str,
         *,
+        size_advice: str = "",
         clip: str | None = None,
         model: str | None = None,
         request_id: str | None = None,
         status: str | None = None,
     ) -> None:
         super().__init__(message)
-        self.message = message
+        self._what = message
+        self.size_advice = size_advice
+        """The end of `message` if a clip is too large: what to do about it. Pieces of recordings need another."""
         self.clip = clip
         self.model = model
         self.request_id = request_id
         self.status = status
         """Name of the gRPC status, such as "UNAVAILABLE"; None if the error arose on this side."""
+
+    @property
+    def message(self) -> str:
+        """What went wrong, and what to do."""
+        return f"{self._what.rstrip('.')}; {self.size_advice}" if self.size_advice else self._what
 
     def __str__(self) -> str:
         where = f"{self.clip}: " if self.clip else ""

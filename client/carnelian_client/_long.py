@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ._audio import MAX_DECODED_BYTES, describe_audio, read_audio
 from ._decoding import open_audio
-from ._errors import CUT_ADVICE, SHORTEN_ADVICE, CarnelianClientError, InvalidAudio, InvalidOption
+from ._errors import CarnelianClientError, InvalidAudio, InvalidOption
 from ._threads import outside_main_thread
 from ._types import Audio, DecodingOptions, Transcript, transcript_from_result
 
@@ -44,6 +44,7 @@ class Recording:
             )
         self._audio = audio
         self._longest_s = longest_s
+        self._size_advice = PIECE_ADVICE if longest_s > LONGEST_RANGE_S[0] else ""
         self._cuts_s = [0.0]
         """Where the pieces begin and end."""
         self._transcripts: list[Transcript] = []
@@ -76,11 +77,11 @@ class Recording:
         num_frames = 0
         with open_audio(read_audio(self._audio)) as source:
             # A few KB of silence in Ogg can have hundreds of channels, and fill the memory.
-            if (num_bytes := self._longest_s * source.rate * source.channels * 4) > MAX_DECODED_BYTES:
+            if (num_bytes := int(self._longest_s * source.rate) * source.channels * 4) > MAX_DECODED_BYTES:
                 raise InvalidAudio(
                     f"a piece must have at most {MAX_DECODED_BYTES >> 20} MiB of samples, but {self._longest_s:g} s of "
-                    f"{source.channels} channels at {source.rate} Hz have {num_bytes / 2**20:.0f}; mix the channels "
-                    f"down, or {PIECE_ADVICE}"
+                    f"{source.channels} channels at {source.rate} Hz have {num_bytes / 2**20:.0f}; "
+                    + ", or ".join(filter(None, ("mix the channels down", self._size_advice)))
                 )
             for piece in cut(source.blocks(), source.rate, self._longest_s):
                 num_frames += len(piece)
@@ -95,8 +96,8 @@ class Recording:
         if isinstance(outcome, CarnelianClientError):
             start_s, end_s = self._cuts_s[len(self._transcripts) :][:2]
             outcome.clip = f"{describe_audio(self._audio)}, from {start_s:.1f} to {end_s:.1f} s ({outcome.clip})"
-            for advice in (CUT_ADVICE, SHORTEN_ADVICE):  # of whole clips
-                outcome.message = outcome.message.replace(advice, PIECE_ADVICE)
+            if outcome.size_advice:  # it is of whole clips
+                outcome.size_advice = self._size_advice
         raise outcome
 
     def transcript(self) -> Transcript:

@@ -15,6 +15,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from queue import SimpleQueue
@@ -23,7 +24,6 @@ from typing import Any
 import numpy as np
 import soundfile
 from carnelian_client import TLS, CarnelianClient, RetryPolicy, Transcript
-from carnelian_client._retry import DEFAULT_ATTEMPTS
 from carnelian_perf import raw_file
 from carnelian_perf.machine import measure_busy_cores
 from carnelian_serving.addresses import choose_ports
@@ -41,11 +41,20 @@ WINDOW = r".*(http2_body_preread_size|initial-window-size).*\n"
 ROUND_TRIP_S = 0.1
 UPLOADS = {"1.9 MB": (16_000, 1, "PCM_16"), "16.7 MB": (48_000, 2, "PCM_24")}
 """58 s of noise as WAV: rate in Hz, channels and samples."""
+ATTEMPTS = RetryPolicy().num_attempts
+CONCURRENCY = 8
 
 
-def find(program: str) -> str | None:
-    """Return where a proxy is installed, if it is."""
-    return shutil.which(program, path="/usr/local/sbin:/usr/sbin:/usr/local/bin:/usr/bin")
+def find(program: str) -> str:
+    """Return where a proxy is installed.
+
+    Raises:
+        RuntimeError: it is not.
+    """
+    path = shutil.which(program, path="/usr/local/sbin:/usr/sbin:/usr/local/bin:/usr/bin")
+    if path is None:
+        raise RuntimeError(f"{program} must be installed, but is not")
+    return path
 
 
 class Proxy:
@@ -58,7 +67,6 @@ class Proxy:
         self.certificate = folder / "speech.crt"
         self.port = choose_ports("127.0.0.1", {"grpc": 0})["grpc"]
         self.file = folder / "configuration"
-        self._log = (folder / "log").open("w")
         key = folder / "speech.key"
         command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=localhost"]
         command += ["-addext", "subjectAltName=DNS:localhost", "-keyout", str(key), "-out", str(self.certificate)]
@@ -72,21 +80,21 @@ class Proxy:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
-        self._log.close()
 
     def start(self, *options: str) -> None:
         """Start it, and wait until it takes connections."""
-        program = find(self.program)
-        if program is None:
-            raise RuntimeError(f"{self.program} must be installed, but is not")
         own = ["-p", self.folder] if self.program == "nginx" else ["-db"]
         key = "-c" if self.program == "nginx" else "-f"
-        self.process = subprocess.Popen([program, *own, key, self.file, *options], stdout=self._log, stderr=self._log)
+        log = self.folder / "log"
+        with log.open("a") as sink:
+            command = [find(self.program), *own, key, self.file, *options]
+            self.process = subprocess.Popen(command, stdout=sink, stderr=sink)
         deadline = time.monotonic() + START_TIMEOUT_S
         while not self._answers():
             if self.process.poll() is not None or time.monotonic() > deadline:
                 self.process.kill()
-                raise RuntimeError(f"{self.program} must take connections, but: {(self.folder / 'log').read_text()}")
+                self.process.wait()
+                raise RuntimeError(f"{self.program} must take connections, but: {log.read_text()}")
             time.sleep(0.05)
 
     def stop(self) -> None:
@@ -100,8 +108,11 @@ class Proxy:
             self.process.send_signal(signal.SIGHUP)
         else:
             old = self.process
-            self.start("-sf", str(old.pid))
-            old.wait()
+            try:
+                self.start("-sf", str(old.pid))
+                old.wait(START_TIMEOUT_S)
+            finally:
+                old.kill()  # where the new one has not ended it
 
     def take_out(self, server: Any) -> None:
         """Give the second server no more requests, as the page says."""
@@ -193,7 +204,7 @@ def measure_uploads(port: int, tls: TLS | None) -> dict[str, float]:
 def count_failures(
     proxy: Proxy, server: Server, event: Callable[[Proxy, Server], None], attempts: int
 ) -> dict[str, int]:
-    """Send clips from 2 s before an event until 2 s after it, 8 at a time, and count those that fail."""
+    """Send clips from 2 s before an event until 2 s after it, and count those that fail; a failed event is raised."""
     is_over = threading.Event()
 
     def clips() -> Iterator[Path]:
@@ -208,12 +219,12 @@ def count_failures(
         finally:
             is_over.set()
 
-    thread = threading.Thread(target=happen)
     tls, retry = TLS(ca_path=proxy.certificate), RetryPolicy(num_attempts=attempts)
-    with CarnelianClient(f"localhost:{proxy.port}", tls=tls, retry=retry) as client:
-        thread.start()
-        outcomes = [isinstance(outcome, Transcript) for outcome in client.transcribe_many(clips())]
-        thread.join()
+    with CarnelianClient(f"localhost:{proxy.port}", tls=tls, retry=retry) as client, ThreadPoolExecutor() as executor:
+        happening = executor.submit(happen)
+        sent = client.transcribe_many(clips(), concurrency=CONCURRENCY)
+        outcomes = [isinstance(outcome, Transcript) for outcome in sent]
+        happening.result()
     return {"clips": len(outcomes), "failed": outcomes.count(False)}
 
 
@@ -232,12 +243,12 @@ def restart(proxy: Proxy, _: Server) -> None:
 
 
 EVENTS: tuple[tuple[str, Callable[[Proxy, Server], None], int], ...] = (
-    ("a server is taken out, and stopped 2 s later", take_out_and_stop, DEFAULT_ATTEMPTS),
-    ("a server is stopped", lambda _, server: server.stop(), DEFAULT_ATTEMPTS),
+    ("a server is taken out, and stopped 2 s later", take_out_and_stop, ATTEMPTS),
+    ("a server is stopped", lambda _, server: server.stop(), ATTEMPTS),
     ("a server is stopped; 20 attempts", lambda _, server: server.stop(), 20),
-    ("a server is killed", lambda _, server: os.kill(server.pid, signal.SIGKILL), DEFAULT_ATTEMPTS),
-    ("the proxy reloads", lambda proxy, _: proxy.reload(), DEFAULT_ATTEMPTS),
-    ("the proxy is away for a second", restart, DEFAULT_ATTEMPTS),
+    ("a server is killed", lambda _, server: os.kill(server.pid, signal.SIGKILL), ATTEMPTS),
+    ("the proxy reloads", lambda proxy, _: proxy.reload(), ATTEMPTS),
+    ("the proxy is away for a second", restart, ATTEMPTS),
     ("the proxy is away for a second; 20 attempts", restart, 20),
 )
 """What happens while clips go through, by its name on the page, and how often the client tries."""
@@ -267,7 +278,7 @@ def main() -> None:
     """Measure, write proxies.json and print the tables."""
     busy, origin = measure_busy_cores(), raw_file.describe_origin()
     for program in PROXIES:
-        said = subprocess.run([find(program) or program, "-v"], capture_output=True, text=True, check=True)
+        said = subprocess.run([find(program), "-v"], capture_output=True, text=True, check=True)
         (origin["versions"][program],) = re.findall(r"ersion\D+([\d.]+\d)", (said.stdout + said.stderr).split("\n")[0])
     uploads: list[dict[str, Any]] = []
     happened: list[dict[str, Any]] = []
@@ -291,14 +302,14 @@ def main() -> None:
     result = {
         **origin,
         "command": "python serving/docs/proxies.py",
-        "others_busy_cores": round(busy, 2),
+        "others_busy_cores": busy,
         "round_trip_s": ROUND_TRIP_S,
         "uploads_s": uploads,
         "events": happened,
     }
     raw_file.write(PAGE.with_suffix(".json"), result)
     for row in uploads:
-        print("| " + " | ".join(map(str, row.values())) + " |")
+        print("| " + " | ".join(map(str, row.values())).replace("haproxy", "HAProxy") + " |")
     for row in happened:
         counts = (row[program] for program in PROXIES)
         print(f"| {row['event']} | " + " | ".join(f"{each['failed']} of {each['clips']}" for each in counts) + " |")

@@ -201,7 +201,8 @@ def test_a_broken_connection_says_what_may_be_the_reason(words, advice):
 def test_a_proxys_limit_of_size_is_said_to_be_one():
     error = error_from_answer("UNKNOWN", "Received http2 header with status: 413")
     assert type(error) is ServerError
-    assert "status: 413; a proxy before the server takes no request of this size; raise its limit" in error.message
+    assert "a proxy before the server takes no request of this size, unless its limit is raised" in error.message
+    assert error.message.endswith("; send a shorter clip, or a compressed form such as FLAC")
 
 
 @pytest.mark.parametrize(

@@ -218,6 +218,15 @@ def test_a_piece_that_is_too_large_is_to_be_shorter(client, triton, flac, status
     assert "shorter clip" not in message
 
 
+def test_the_shortest_pieces_are_not_to_be_shorter(client, triton, flac):
+    triton.script = [("INVALID_ARGUMENT", "too long: a clip must be at most 4 s long.")] * 20
+    with pytest.raises(InvalidAudio, match=r"bytes\): too long: a clip must be at most 4 s long\. \["):
+        client.transcribe_long(flac, longest_piece_s=5)
+    many_channels = file_of(np.zeros((9, 1024), np.int16), rate=48_000)
+    with pytest.raises(InvalidAudio, match=r"5 s of 1024 channels at 48000 Hz have 938; mix the channels down$"):
+        client.transcribe_long(many_channels, longest_piece_s=5)
+
+
 def test_pieces_are_as_short_as_they_are_to_be(client, flac, heard_s):
     transcript = client.transcribe_long(flac, longest_piece_s=10)
     assert max(heard_s) <= 10

@@ -7,6 +7,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import numpy as np
@@ -18,20 +19,21 @@ SCRIPT = runpy.run_path(str(Path(__file__).parents[2] / "serving" / "docs" / "pr
 
 
 @pytest.fixture(scope="module", params=SCRIPT["PROXIES"])
-def proxy(request, server, tmp_path_factory) -> Iterator[tuple[str, str, Path]]:
-    """A proxy that runs: its name, its address, and the certificate to trust."""
-    if SCRIPT["find"](request.param) is None:
-        pytest.skip(f"{request.param} is not installed")
+def proxy(request, server, tmp_path_factory) -> Iterator[Any]:
+    """A `Proxy` of the script that runs."""
+    try:
+        SCRIPT["find"](request.param)
+    except RuntimeError as error:
+        pytest.skip(str(error))
     folder = tmp_path_factory.mktemp(request.param)
     with SCRIPT["Proxy"](request.param, (server, server), folder) as running:
         time.sleep(SCRIPT["CHECKED_S"] if request.param == "haproxy" else 0)
-        yield request.param, f"localhost:{running.port}", running.certificate
+        yield running
 
 
 @pytest.fixture
 def client(proxy):
-    _, url, certificate = proxy
-    with CarnelianClient(url, tls=TLS(ca_path=certificate)) as client:
+    with CarnelianClient(f"localhost:{proxy.port}", tls=TLS(ca_path=proxy.certificate)) as client:
         yield client
 
 
@@ -50,8 +52,8 @@ def test_what_clients_do_not_need_is_closed(client):
 
 
 def test_packed_requests_are_refused(proxy):
-    _, url, certificate = proxy
-    with grpc.secure_channel(url, grpc.ssl_channel_credentials(certificate.read_bytes())) as channel:
+    credentials = grpc.ssl_channel_credentials(proxy.certificate.read_bytes())
+    with grpc.secure_channel(f"localhost:{proxy.port}", credentials) as channel:
         message = service_pb2.ModelInferRequest(model_name="quartznet_demo", id="a" * 4096)
         with pytest.raises(grpc.RpcError, match="status: 415"):
             service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer(
@@ -60,16 +62,29 @@ def test_packed_requests_are_refused(proxy):
 
 
 def test_http_passes_nginx_with_a_content_type_that_triton_survives(proxy, wav):
-    program, url, certificate = proxy
-    if program != "nginx":
+    if proxy.program != "nginx":
         pytest.skip("the page's HAProxy passes gRPC alone")
-    context = ssl.create_default_context(cafile=certificate)
+    context = ssl.create_default_context(cafile=proxy.certificate)
     headers = {"Inference-Header-Content-Length": "0", "Content-Type": "application/x-www-form-urlencoded"}
     # Within nginx's limit, and over what a form may have.
     form = wav + bytes(31 * 2**20)
+    url = f"https://localhost:{proxy.port}/v2"
     for body in (wav, form):
-        request = urllib.request.Request(f"https://{url}/v2/models/quartznet_demo/infer", body, headers)
+        request = urllib.request.Request(f"{url}/models/quartznet_demo/infer", body, headers)
         with urllib.request.urlopen(request, timeout=60, context=context) as answer:
             assert b"TRANSCRIPT" in answer.read()
     with pytest.raises(urllib.error.HTTPError, match="404"):
-        urllib.request.urlopen(f"https://{url}/v2/repository/index", b"", timeout=60, context=context)
+        urllib.request.urlopen(f"{url}/repository/index", b"", timeout=60, context=context)
+
+
+def test_the_script_ends_if_an_event_cannot_be_made(proxy, server):
+    def fail(*_: object) -> None:
+        raise ConnectionRefusedError("no stats socket")
+
+    with pytest.raises(ConnectionRefusedError, match="no stats socket"):
+        SCRIPT["count_failures"](proxy, server, fail, 1)
+
+
+def test_the_script_sends_as_its_page_says():
+    how = f"A client sends clips, {SCRIPT['CONCURRENCY']} at a time, with {SCRIPT['ATTEMPTS']} attempts for each "
+    assert how in SCRIPT["PAGE"].read_text()
