@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from carnelian_perf.options import PublishedMachine, check_file, folder, published_table
+from carnelian_perf.options import PublishedMachine, check_file, check_input, folder, published_table
 
 app = typer.Typer()
 
@@ -14,7 +14,10 @@ app = typer.Typer()
 @app.command()
 def sweep(
     grid: Annotated[
-        Path, typer.Argument(help="YAML: models, protocols, durations, batches, loads; perf/grids/*.yaml.")
+        Path,
+        typer.Argument(
+            help="YAML: models, protocols, durations, batches, loads; perf/grids/*.yaml.", callback=check_input
+        ),
     ],
     out: Annotated[
         Path | None,
@@ -33,7 +36,6 @@ def sweep(
     from carnelian_perf.sweeps.grid import read_grid
     from carnelian_perf.sweeps.run import describe, run_grid
 
-    check_file("GRID", grid)
     wanted = read_grid(grid)
     out = out or Path("perf/results") / f"{wanted.name}_sweep"
     results = run_grid(wanted, out, retry)

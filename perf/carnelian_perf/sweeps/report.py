@@ -14,7 +14,7 @@ from carnelian_perf.sweeps.grid import list_cells
 from carnelian_perf.sweeps.plots import draw_all
 from carnelian_perf.sweeps.results import GRID, SEVERAL_SERVERS, read_grid_of, read_results
 from carnelian_perf.sweeps.rows import LATENCIES, PUBLISHED, STAGES, Row, make_rows
-from carnelian_perf.sweeps.transcripts import ROUNDING_CER, is_rounded
+from carnelian_perf.sweeps.transcripts import rounding_cer
 from carnelian_perf.sweeps.unserved import Unserved, read_unserved
 from carnelian_perf.whole_file import write_whole
 from carnelian_perf.yardsticks.published import PublishedLatency
@@ -228,7 +228,7 @@ def _describe(rows: Sequence[Row], published: Published) -> str:
     speech, accuracy = first.speech, first.accuracy
     rounds = [len(row.results) for row in rows]
     fewest, most = min(rounds), max(rounds)
-    inexact = any(is_rounded(result.cell.precision, str(result.machine["accelerator"])) for result in results)
+    most_cer = max(rounding_cer(result.cell.precision, str(result.machine["accelerator"])) for result in results)
     facts = [
         "Latencies are milliseconds of a request, by Triton's perf_analyzer. "
         + (f"Each is the median over the stable rounds (of {f'{fewest} to ' * (fewest < most)}{most}). " * (most > 1))
@@ -242,7 +242,7 @@ def _describe(rows: Sequence[Row], published: Published) -> str:
             f"WER is measured on its {accuracy['utterances']:.0f} whole clips ({accuracy['words']:.0f} words)."
             if accuracy
             else "The weights are random, so there is no WER: speed does not depend on them."
-            + (f" Rounding may change {ROUNDING_CER:.0%} of a transcript's characters." if inexact else "")
+            + (f" Rounding may change {most_cer:.0%} of a transcript's characters." if most_cer else "")
         ),
         f"Machine: {'; '.join(machines)}. Other processes {say_busy(busy)} just before the runs"
         + ("." if busy[len(busy) // 2] < 0.2 else ": compare latencies with each other; do not take them as absolute."),

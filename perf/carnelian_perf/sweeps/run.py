@@ -20,7 +20,7 @@ from carnelian_perf.sweeps.grid import Cell, Grid, GridError, check_files, check
 from carnelian_perf.sweeps.lock import alone_in
 from carnelian_perf.sweeps.results import RESULT, SEVERAL_SERVERS, Result, read_grid_of, read_result, write_grid
 from carnelian_perf.sweeps.target import Served, Target, check_http, digest, examine, open_target
-from carnelian_perf.sweeps.transcripts import ROUNDING_CER, TranscriptError, check_answers, is_rounded, transcribe_file
+from carnelian_perf.sweeps.transcripts import TranscriptError, check_answers, rounding_cer, transcribe_file
 
 LOGGER = logging.getLogger(__name__)
 
@@ -165,9 +165,8 @@ def _check_same_models(results: Iterable[Result], models: Mapping[str, Served]) 
 def _measure(sweep: Sweep, cell: Cell) -> Result:
     """Measure a cell; a failure is recorded as its result, unless the server is gone."""
     grid, served = sweep.grid, sweep.models[cell.model]
-    most_cer = 0.0
-    if grid.models[cell.model].random_weights and is_rounded(cell.precision, sweep.facts["machine"]["accelerator"]):
-        most_cer = ROUNDING_CER
+    is_random = grid.models[cell.model].random_weights is not None
+    most_cer = rounding_cer(cell.precision, sweep.facts["machine"]["accelerator"]) if is_random else 0.0
     folder = sweep.out / cell.name
     _empty(folder)
     sweep.target.ask(sweep.target.client.is_server_ready)

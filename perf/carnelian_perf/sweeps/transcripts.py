@@ -10,18 +10,18 @@ from carnelian_perf.cuts import Cut
 from carnelian_perf.load import Inputs, ask, file_inputs, pcm_inputs
 from carnelian_perf.sweeps.grid import Cell
 
-ROUNDING_CER = 0.1
-"""The most that rounding may change a transcript of random weights, which decide few labels clearly, as a character
-error rate. Other clips' transcripts differ in more."""
-
 
 class TranscriptError(RuntimeError):
     """An answer is wrong; the message says what was found."""
 
 
-def is_rounded(precision: str, accelerator: str) -> bool:
-    """Whether batches of other sizes are rounded otherwise: in fp16, and on a GPU (`none` is no accelerator)."""
-    return precision != "fp32" or accelerator != "none"
+def rounding_cer(precision: str, accelerator: str) -> float:
+    """Return the most that rounding may change a transcript of random weights, as a character error rate.
+
+    In fp16 and on a GPU (`none` is no accelerator) batches of other sizes are rounded otherwise, and random weights
+    decide few labels clearly. Transcripts of other clips differ in more.
+    """
+    return 0.1 if precision != "fp32" or accelerator != "none" else 0.0
 
 
 def transcribe_file(client: Any, model: str, cut: Cut) -> str:
