@@ -181,11 +181,14 @@ def test_a_failing_warm_up_is_told_also_where_tritonserver_crashes_of_it(
     pipeline = (cut_repository / "cut" / "1" / "dali.py").read_text()
     add_model(cut_repository, "mistyped", MISTYPED_CONFIG, {"dali.py": pipeline})
     words = r"output 'DOUBLE' of 'mistyped' \(number 1\) must be int32 \[-1\], but the model gave float32 \[4\]"
+    log: list[str] = []
     with (
         pytest.raises(ServerError, match=words),
-        Server(cut_repository, http_port=0, grpc_port=0, metrics_port=0),
+        Server(cut_repository, http_port=0, grpc_port=0, metrics_port=0, on_log=log.append),
     ):
         pass
+    # Written by the model's process itself: what goes through Triton's logger may be lost in the crash.
+    assert any(re.fullmatch(f"error: .*'mistyped' refuses: {words}", line) for line in log)
 
 
 def test_a_model_that_is_asked_for_brings_what_it_is_composed_of(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -97,9 +99,14 @@ class Batches:
         return responses
 
     def _refuse(self, request: Any, error: Exception) -> Any:
-        # tritonserver 2.51 may crash when a warm-up fails, and then nothing else says why.
-        log = pb_utils.Logger.log_info if self._has_answered else pb_utils.Logger.log_error
-        log(f"[request id: {_id_of(request)}] {self._config.name!r} refuses: {error}")
+        reason = f"[request id: {_id_of(request)}] {self._config.name!r} refuses: {error}"
+        if self._has_answered:
+            pb_utils.Logger.log_info(reason)
+        else:
+            # tritonserver 2.51 may crash when a warm-up fails, and then nothing else says why. Its logger would: that
+            # hands lines to a thread, whose server may be gone before it takes this one.
+            sys.stderr.write(f"error: {json.dumps(reason, ensure_ascii=False)[1:-1]}\n")
+            sys.stderr.flush()
         return pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error), self._error_code))
 
     def _send(self, request: Any, answer: Any) -> Any:
