@@ -65,8 +65,13 @@ def transcribe(
         bool, typer.Option("--long", help="Files of any length: cut in their pauses, one file after the other.")
     ] = False,
     longest_piece_s: Annotated[
-        float, typer.Option("--longest-piece", help="With --long, seconds of the longest piece, 5 to 60.")
-    ] = DEFAULT_LONGEST_S,
+        float | None,
+        typer.Option(
+            "--longest-piece",
+            help="With --long, seconds of the longest piece, 5 to 60.",
+            show_default=f"{DEFAULT_LONGEST_S:g}",
+        ),
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -117,7 +122,9 @@ def transcribe(
     decoding = _options(options or [])
     if is_long and "n_best" in decoding:
         raise typer.BadParameter("--long must come without the option n_best: alternatives belong to a piece of a file")
-    if longest_piece_s != DEFAULT_LONGEST_S and not is_long:
+    if longest_piece_s is None:
+        longest_piece_s = DEFAULT_LONGEST_S
+    elif not is_long:
         raise typer.BadParameter("--longest-piece must come with --long: other files are sent whole")
     targets = _targets(files, out, kind)
     if STDIN in files and sys.stdin is None:

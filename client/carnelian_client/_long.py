@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 DEFAULT_LONGEST_S = 30.0
 """The longest piece by default. Servers take twice as much, and half of the longest is left to find a pause in."""
 LONGEST_RANGE_S = (5, 60)
-"""What the longest piece may be: long enough for three stretches at any rate, and no longer than servers take."""
+"""What the longest piece may be: half of it has room for a pause at any rate, and servers take all of it."""
 PIECE_ADVICE = "let pieces be shorter (`longest_piece_s`, `--longest-piece`)"
 PAUSE_S = 0.3
 """The length of the stretches that are compared; a cut is in the middle of the quietest one. They are longer than the
@@ -57,7 +57,7 @@ class Recording:
 
         Raises:
             InvalidAudio: it cannot be read, for soundfile is missing or it is damaged (pieces before the damage come);
-                or a piece would need too much memory.
+                or has so many channels that a piece would need too much memory.
             OSError: the path cannot be read.
         """
         pieces = self._pieces()
@@ -77,13 +77,13 @@ class Recording:
         num_frames = 0
         with open_audio(read_audio(self._audio)) as source:
             # A few KB of silence in Ogg can have hundreds of channels, and fill the memory.
-            if (num_bytes := int(self._longest_s * source.rate) * source.channels * 4) > MAX_DECODED_BYTES:
+            fitting_s = MAX_DECODED_BYTES / (4 * source.rate * source.channels)
+            if fitting_s < LONGEST_RANGE_S[0]:
                 raise InvalidAudio(
-                    f"a piece must have at most {MAX_DECODED_BYTES >> 20} MiB of samples, but {self._longest_s:g} s of "
-                    f"{source.channels} channels at {source.rate} Hz have {num_bytes / 2**20:.0f}; "
-                    + ", or ".join(filter(None, ("mix the channels down", self._size_advice)))
+                    f"{LONGEST_RANGE_S[0]} s must have at most {MAX_DECODED_BYTES >> 20} MiB of samples, but "
+                    f"{source.channels} channels at {source.rate} Hz have that in {fitting_s:.1f} s; mix them down"
                 )
-            for piece in cut(source.blocks(), source.rate, self._longest_s):
+            for piece in cut(source.blocks(), source.rate, min(self._longest_s, fitting_s)):
                 num_frames += len(piece)
                 self._cuts_s.append(num_frames / source.rate)
                 yield source.encode([piece])
