@@ -51,9 +51,10 @@ def find(program: str) -> str:
     Raises:
         RuntimeError: it is not.
     """
-    path = shutil.which(program, path="/usr/local/sbin:/usr/sbin:/usr/local/bin:/usr/bin")
+    folders = "/usr/local/sbin:/usr/sbin:/usr/local/bin:/usr/bin"  # a user's $PATH may lack the first two
+    path = shutil.which(program, path=folders)
     if path is None:
-        raise RuntimeError(f"{program} must be installed, but is not")
+        raise RuntimeError(f"{program} must be in one of {folders}, but is not: `apt-get install {program}`")
     return path
 
 
@@ -67,11 +68,18 @@ class Proxy:
         self.certificate = folder / "speech.crt"
         self.port = choose_ports("127.0.0.1", {"grpc": 0})["grpc"]
         self.file = folder / "configuration"
-        key = folder / "speech.key"
+        private_key = folder / "speech.key"
         command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=localhost"]
-        command += ["-addext", "subjectAltName=DNS:localhost", "-keyout", str(key), "-out", str(self.certificate)]
+        command += [
+            "-addext",
+            "subjectAltName=DNS:localhost",
+            "-keyout",
+            str(private_key),
+            "-out",
+            str(self.certificate),
+        ]
         subprocess.run(command, check=True, capture_output=True)
-        (folder / "speech.pem").write_text(self.certificate.read_text() + key.read_text())
+        (folder / "speech.pem").write_text(self.certificate.read_text() + private_key.read_text())
         self.file.write_text(self._configuration(servers, without))
 
     def __enter__(self) -> "Proxy":
@@ -84,10 +92,10 @@ class Proxy:
     def start(self, *options: str) -> None:
         """Start it, and wait until it takes connections."""
         own = ["-p", self.folder] if self.program == "nginx" else ["-db"]
-        key = "-c" if self.program == "nginx" else "-f"
+        option = "-c" if self.program == "nginx" else "-f"
         log = self.folder / "log"
         with log.open("a") as sink:
-            command = [find(self.program), *own, key, self.file, *options]
+            command = [find(self.program), *own, option, self.file, *options]
             self.process = subprocess.Popen(command, stdout=sink, stderr=sink)
         deadline = time.monotonic() + START_TIMEOUT_S
         while not self._answers():
@@ -115,15 +123,23 @@ class Proxy:
                 old.kill()  # where the new one has not ended it
 
     def take_out(self, server: Any) -> None:
-        """Give the second server no more requests, as the page says."""
+        """Give the second server no more requests, as the page says.
+
+        Raises:
+            RuntimeError: the proxy still has it.
+        """
         if self.program == "nginx":
-            self.file.write_text(self.file.read_text().replace(f"{server.grpc_url};", f"{server.grpc_url} down;"))
+            text, count = re.subn(rf"(server {re.escape(server.grpc_url)})\b", r"\1 down", self.file.read_text())
+            if count != 1:
+                raise RuntimeError(f"the configuration must name {server.grpc_url} once, but does {count} times")
+            self.file.write_text(text)
             self.reload()
             return
         with socket.socket(socket.AF_UNIX) as stats:
             stats.connect(str(self.folder / "stats"))
             stats.sendall(b"set server speech_grpc/b state drain\n")
-            stats.recv(1024)
+            if said := stats.recv(1024).decode().strip():
+                raise RuntimeError(f"HAProxy must take out speech_grpc/b, but says: {said}")
 
     def _configuration(self, servers: Sequence[Any], without: str) -> str:
         (text,) = re.findall(rf"^```{self.program}\n(.*?)^```", PAGE.read_text(), flags=re.MULTILINE | re.DOTALL)
@@ -309,7 +325,9 @@ def main() -> None:
     }
     raw_file.write(PAGE.with_suffix(".json"), result)
     for row in uploads:
-        print("| " + " | ".join(map(str, row.values())).replace("haproxy", "HAProxy") + " |")
+        proxy, window, *seconds = row.values()
+        cells = (proxy.replace("haproxy", "HAProxy"), window, *(f"{each:.2f}" for each in seconds))
+        print(f"| {' | '.join(cells)} |")
     for row in happened:
         counts = (row[program] for program in PROXIES)
         print(f"| {row['event']} | " + " | ".join(f"{each['failed']} of {each['clips']}" for each in counts) + " |")

@@ -93,8 +93,8 @@ def accelerated(name: str, **parameters: str) -> ModelConfig:
 
 
 def test_shapes_are_prepared_again_since_onnxruntime_1_20() -> None:
-    versions = ("1.19.2", "1.20.0", "1.31.1", "2.0.0")
-    assert [prepares_each_shape(version) for version in versions] == [False, True, True, True]
+    versions = {"1.19.2": False, "1.20.0": True, "1.20rc1": True, "1.31.1+cu13": True, "2.0.0": True, "own": False}
+    assert {version: prepares_each_shape(version) for version in versions} == versions
 
 
 def test_a_gpu_instance_runs_on_cuda_with_the_options_of_its_accelerator() -> None:

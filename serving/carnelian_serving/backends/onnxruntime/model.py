@@ -91,8 +91,8 @@ class TritonPythonModel:
         if self._ragged and provider == "CUDAExecutionProvider" and prepares_each_shape(onnxruntime.__version__):
             pb_utils.Logger.log_warn(
                 f"{self._config.name!r} runs on the CUDA provider of ONNX Runtime {onnxruntime.__version__}, which "
-                "prepares convolutions anew whenever a batch has another shape, for many times as long as it runs "
-                "them: send batches of one shape, or export it with --execution-provider tensorrt"
+                "prepares convolutions anew whenever a batch has another shape, which can take many times as long as "
+                "to run them: send batches of one shape, or try --execution-provider tensorrt of carnelian-export"
             )
         self._outputs = [tensor.name for tensor in self._config.outputs]
         self._batches = Batches(self._config, self._run, split=self._split if self._splits else None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -74,8 +75,8 @@ def prepares_each_shape(version: str) -> bool:
 
     It does since it uses cuDNN's frontend, in 1.20 (microsoft/onnxruntime#23006).
     """
-    major, minor, *_ = version.split(".")
-    return (int(major), int(minor)) >= (1, 20)
+    found = re.match(r"(\d+)\.(\d+)", version)
+    return found is not None and (int(found[1]), int(found[2])) >= (1, 20)
 
 
 def gpu_providers(config: ModelConfig, device_id: str, available: Sequence[str]) -> list[Provider]:
