@@ -35,7 +35,7 @@ gpu: $(VENV)/.all
 	@$(BIN)/python -c 'import sys, torch; sys.exit(None if torch.cuda.is_available() else "PyTorch must see an NVIDIA GPU for this, but sees none")'
 
 # Batches as published; 16.7 s is what a published batch is padded to at most. Each form in a process of its own, so that
-# none finds the memory of the one before. All of both targets takes some ten minutes of an H100, but for what is compiled.
+# none finds the memory of the one before. Training and inference take some ten minutes of an H100, but for what is compiled.
 GPU_TRAINING := --precisions tf32,fp16,bf16 --duration 16.7 --steps 10 --warm-up 3
 gpu-training: gpu  ## Measure training on an NVIDIA GPU: throughput, floors, published rows, Hourglass, into perf/results
 	$(BIN)/carnelian-perf training training/configs/quartznet_15x5.yaml $(GPU_TRAINING) --batches 72,144 --out perf/results/quartznet_15x5_training_gpu.json

@@ -29,8 +29,9 @@ def main() -> None:
     """Run the command; exit with status 0 if it succeeded, 1 if it failed, 2 if the command line itself is wrong."""
     logging.basicConfig(format="%(message)s")
     logging.getLogger("carnelian_perf").setLevel(logging.INFO)
-    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
-        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal in Latin-1 would end a command after its work
+    # A terminal in Latin-1 would end a command after its work. In the locale C, Python itself lets bytes through.
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors in ("strict", "surrogateescape"):
+        sys.stdout.reconfigure(errors="backslashreplace")
     # Otherwise gRPC, also in perf_analyzer, would use a proxy even for this machine's own addresses.
     exceptions = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
     if exceptions != "*":

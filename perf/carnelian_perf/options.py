@@ -30,7 +30,7 @@ def check_file(option: str, path: Path) -> None:
 
 
 def check_input(path: Path | None) -> Path | None:
-    """Do the same as the callback of an option or argument; None is accepted."""
+    """Refuse what is no file on disk; the callback of an option or argument that may be left out."""
     if path is not None:
         check_file("this", path)
     return path
@@ -43,7 +43,7 @@ Recogniser = Annotated[str, typer.Option(help="The recogniser.")]
 RandomWeights = Annotated[
     Path | None,
     typer.Option(
-        help="A training YAML whose network is served with random weights, in place of the model above.",
+        help="A training YAML whose network is served with random weights, in place of a trained one.",
         callback=check_input,
     ),
 ]

@@ -10,9 +10,11 @@ class ServedRun:
     """The base of runs of requests to a server, which take turns with others."""
 
     round: int
+    """Number of the turn: runs of one round are compared."""
     others_busy_cores: float
     """Cores that other processes kept busy just before the run, idle servers among them."""
     wall_s: float
+    """Seconds from the first request to the last answer."""
     latencies_s: list[float]
     """Latency of each request that was answered, in seconds."""
     server_cpu_s: float

@@ -187,6 +187,67 @@ def test_training_on_a_gpu_is_as_fast_as_its_raw_files_say():
         assert shown[3] in ("", f"{int(batch) / least_s:.0f}")
 
 
+def training_rate(raw: str, precision: str, batch: int, form: str = "Carnelian") -> float:
+    """Clips a second in the median step."""
+    cell = {"form": form, "precision": precision, "batch": batch, "processes": 1}
+    results = json.loads(read(f"perf/results/{raw}.json"))["results"]
+    (result,) = [result for result in results if result["cell"] == cell]
+    return batch / statistics.median(result["wall_s"])
+
+
+def test_what_pages_say_of_training_on_a_gpu_is_that_of_the_raw_files():
+    page = " ".join(read("perf/docs/training.md").split())
+    fit, pretrain = "wav2vec2_base_960h_training_gpu", "wav2vec2_base_training_gpu"
+    tuned, untuned = training_rate(fit, "fp16", 16), training_rate(pretrain, "fp16", 16)
+    assert f"{tuned:.0f} utterances a second" in page
+    assert f"and {untuned:.0f} in [pre-training]" in page
+    assert (
+        round(tuned / training_rate(fit, "tf32", 16), 1)
+        == 1.3
+        == round(untuned / training_rate(pretrain, "tf32", 16), 1)
+    )
+    steps_ms = [1e3 * batch / training_rate(fit, "fp16", batch) for batch in (8, 16)]
+    assert "takes {:.0f} ms, one of 16 clips {:.0f}".format(*steps_ms) in page
+    forms = json.loads(read("perf/results/wav2vec2_base_hourglass_gpu.json"))["forms"]
+    plain, pooled = (statistics.median(form["wall_s"]) for form in forms if form["factor"] in (1, 4))
+    assert f"only {plain / pooled:.2f} times as fast" in page
+    for precision, low, high in (("fp16", "2.0", "2.2"), ("tf32", "2.9", "3.0")):
+        raw = "quartznet_15x5_training_gpu"
+        gains = [
+            training_rate(raw, precision, batch) / training_rate(raw, precision, batch, "Conv1d, eager")
+            for batch in (72, 144)
+        ]
+        assert [f"{gain:.1f}" for gain in sorted(gains)] == [low, high]
+        assert f"{low} to {high} times" in page
+    rates = [
+        training_rate(f"{model}_training_gpu", "fp16", batch)
+        for model, batch in (("quartznet_15x5", 144), ("jasper_10x5dr", 64))
+    ]
+    assert "gets through {:.0f} clips of 16.7 s a second with QuartzNet 15x5, and {:.0f} with Jasper".format(
+        *rates
+    ) in " ".join(read("README.md").split())
+
+
+def test_what_pages_say_of_a_gpus_server_is_that_of_the_raw_files():
+    def cell(name: str):
+        return json.loads(read(f"perf/results/jasper_10x5dr_gpu_sweep/jasper_10x5dr_fp16_{name}_r1/result.json"))
+
+    one, eight = (cell(name)["report"] for name in ("pcm_grpc_2s_b1_c1", "pcm_grpc_16.7s_b8_c1"))
+    network = [report["stages"]["jasper_10x5dr_acoustic"]["infer"] for report in (one, eight)]
+    page = " ".join(read("perf/docs/sweeps.md").split())
+    assert f"takes {one['latency_ms']['avg']:.1f} ms for one clip of 2 s" in page
+    assert f"but {eight['latency_ms']['avg']:.0f} ms for 8 clips" in page
+    features_ms = eight["stages"]["jasper_10x5dr_features"]["infer"]
+    assert f"ONNX Runtime has {network[0]:.0f} " in page
+    assert f"it has {network[1]:.0f}, and {features_ms:.0f} are features" in page
+
+    alone, many = cell("file_grpc_2s_b1_c1"), cell("file_grpc_2s_b1_c16")
+    rates = [rate for rate, _ in many["report"]["windows"]]
+    page = " ".join(read("export/docs/precision.md").split())
+    assert f"Jasper answered {alone['report']['clips_per_s']:.0f} clips a second of a single client" in page
+    assert f"and {min(rates):.0f} to {max(rates):.0f} of 16 clients" in page
+
+
 def test_what_a_gpu_waits_for_is_that_of_the_raw_files():
     """Features: a clip is one thread's work, so that of a batch of 16 each of eight threads has two."""
     clips_per_s, alone_ms, batch_ms = {}, [], []
@@ -231,8 +292,9 @@ def test_the_growth_of_memory_is_that_of_the_raw_file():
 def test_what_proxies_cost_is_what_was_measured():
     page, raw = read("serving/docs/proxies.md"), json.loads(read("serving/docs/proxies.json"))
     for row in raw["uploads_s"]:
-        cells = " | ".join(map(str, row.values())).replace("haproxy", "HAProxy")
-        assert f"| {cells} |\n" in page
+        proxy, window, *seconds = row.values()
+        cells = (proxy.replace("haproxy", "HAProxy"), window, *(f"{each:.2f}" for each in seconds))
+        assert f"| {' | '.join(cells)} |\n" in page
     for row in raw["events"]:
         counts = " | ".join(f"{row[program]['failed']} of {row[program]['clips']}" for program in ("nginx", "haproxy"))
         assert f"| {row['event']} | {counts} |\n" in page

@@ -18,9 +18,7 @@ def test_random_weights_hear_what_is_said_and_no_rounding():
     features, lengths = torch.randn(2, 64, 300), torch.tensor([300, 300])
     with torch.inference_mode():
         log_probs, _ = network(features, lengths)
-        rounded, _ = network(features.half().float(), lengths)
-    assert log_probs.std(1).mean() > 0.1
-    assert (log_probs - rounded).abs().max() < 0.1
-    labels = log_probs.argmax(2)
-    assert len(labels.unique()) > 5
-    assert (labels == rounded.argmax(2)).float().mean() > 0.99
+        exact, _ = network.double()(features.double(), lengths)
+    rounding, signal = (log_probs - exact).abs().max(), log_probs.std(1).mean()
+    assert rounding < 0.01 * signal  # without a signal it is 4 % and more
+    assert len(log_probs.argmax(2).unique()) > 5

@@ -161,6 +161,8 @@ def open_session(graph: onnx.ModelProto, device: str, threads: int) -> onnxrunti
     options.enable_mem_pattern = False
     limit_spinning(options)
     provider = (wanted, {"use_tf32": "0", "cudnn_conv_algo_search": "HEURISTIC"} if device == "cuda" else {})
+    if device == "cuda" and hasattr(onnxruntime, "preload_dlls"):  # since 1.21; CUDA and cuDNN of pip's packages
+        onnxruntime.preload_dlls()
     with tempfile.TemporaryDirectory() as scratch:  # ONNX Runtime loads a graph over 2 GiB only by path
         path = Path(scratch) / "model.onnx"
         save(graph, path)

@@ -27,7 +27,8 @@ class Batches:
     sizes: dict[int, int]
     """Batch size -> number of executions, ascending."""
     mean_size: float
-    shares: list[float]
+    """Clips in a batch, on average."""
+    percentages: list[float]
     """Percentage of the clips that were in batches of each size."""
     padding_ratio: float
     """Frames that the acoustic network computed for each frame of the clips."""
@@ -40,6 +41,6 @@ class Batches:
         return cls(
             sizes,
             mean_size=clips / max(sum(sizes.values()), 1),
-            shares=[100 * size * count / clips for size, count in sizes.items()],
+            percentages=[100 * size * count / clips for size, count in sizes.items()],
             padding_ratio=sum(run.processed_frames for run in runs) / max(real, 1),
         )

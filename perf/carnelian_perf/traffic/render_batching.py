@@ -46,7 +46,7 @@ def draw(measurement: Measurement, path: Path) -> None:
     figure = Figure(figsize=(8, 1.6 * len(best) + 0.8), layout="constrained")
     axes = figure.subplots(len(best), sharex=True, sharey=True, squeeze=False)[:, 0]
     for axis, summary in zip(axes, best.values(), strict=True):
-        axis.bar(list(summary.batches.sizes), summary.batches.shares, color="#b3401f")
+        axis.bar(list(summary.batches.sizes), summary.batches.percentages, color="#b3401f")
         axis.set_title(f"{measurement.candidates[summary.candidate]}, {summary.queue_delay_ms:g} ms", fontsize=9)
         axis.set_ylabel("% of clips")
     axes[-1].set_xlabel("clips in the batch (acoustic stage)")

@@ -50,7 +50,7 @@ def draw(measurement: Measurement, path: Path) -> None:
             chosen = [run for run in runs if meets(run, measurement.target_ms) == within]
             latency.plot([r.rate_per_s for r in chosen], [r.percentile_ms(95) for r in chosen], marker, color=colour)
         places = [size + 0.25 * (place - (len(summaries) - 1) / 2) for size in summary.batches.sizes]
-        batches.bar(places, summary.batches.shares, width=0.25, color=colour, label=summary.system)
+        batches.bar(places, summary.batches.percentages, width=0.25, color=colour, label=summary.system)
     label = f"{measurement.target_ms:g} ms; above it, or failed: x"
     latency.axhline(measurement.target_ms, color="grey", linewidth=1, label=label)
     latency.set(xlabel="clips per second, Poisson", ylabel="ms, p95")

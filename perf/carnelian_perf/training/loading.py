@@ -83,7 +83,7 @@ def measure(config: Config, batches: int, steps: int) -> Measurement:
         timed_step(state, first.items, first, config)  # warms up
         trained = read[:steps]
         cpu_s = sum(timed_step(state, batch.items, batch, config)[1] for batch in trained)
-        training = Training(steps=steps, **_cost(trained, cpu_s))
+        training = Training(steps=len(trained), **_cost(trained, cpu_s))
     return Measurement(
         model=config.name,
         **origin,

@@ -1,10 +1,14 @@
 import contextlib
+import shlex
+import subprocess
 from pathlib import Path
 
 import pytest
 from carnelian_perf.sweeps.grid import GridError, check_files, check_same_subject, list_cells, read_grid
+from carnelian_perf.yardsticks.published import choose
 
-GRIDS = sorted((Path(__file__).parents[3] / "perf/grids").glob("*.yaml"))
+ROOT = Path(__file__).parents[3]
+GRIDS = sorted((ROOT / "perf/grids").glob("*.yaml"))
 SMALL = "name: small\nmodels: {quartznet_demo: {}}\n"
 
 
@@ -18,6 +22,18 @@ def read(tmp_path: Path, text: str):
 def test_shipped_grids_are_read_and_have_distinct_cells(path):
     cells = list_cells(read_grid(path))
     assert len({cell.name for cell in cells}) == len(cells) > 0
+
+
+def test_what_is_swept_on_a_gpu_is_reported_beside_published_rows():
+    lines = subprocess.run(["make", "-n", "gpu-serving"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    commands = [shlex.split(line)[1:] for line in lines.splitlines() if "carnelian-perf " in line]
+    assert len(commands) == 4
+    for sweep, report in zip(commands[::2], commands[1::2], strict=True):
+        assert sweep[:1] + report[:1] == ["sweep", "report"]
+        (model,) = read_grid(ROOT / sweep[1]).models
+        assert sweep[3] == report[1] == f"runs/{model}_gpu_sweep"
+        assert report[2:] == ["--published-model", model]
+        assert choose(model, "a100", "fp16")
 
 
 def test_paths_may_begin_in_the_home_folder(tmp_path, monkeypatch):
