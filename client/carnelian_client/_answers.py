@@ -81,8 +81,8 @@ _WORDINGS = (
     _wording(
         "has no available versions|not at ready state|is stopping|server not ready|server exiting",
         ModelNotReady,
-        "the server or the model starts or ends: try more often (`num_attempts`, `--attempts`); or it could not be "
-        "loaded, and the server's log says why",
+        "the server or the model starts or ends; try more often (`num_attempts`, `--attempts`), or see in the server's "
+        "log whether it could be loaded",
     ),
     _wording(
         "stub process .* is not healthy",
