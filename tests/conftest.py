@@ -19,7 +19,7 @@ import numpy as np
 import onnx
 import pytest
 import sentencepiece
-from carnelian_serving.addresses import choose_ports
+from carnelian_serving.addresses import held_ports
 from carnelian_serving.launcher import Server
 
 ROOT = Path(__file__).parents[1]
@@ -56,7 +56,8 @@ class ContainerServer:
     def __init__(self, repository: Path, image: str) -> None:
         self.repository = repository
         self._image = image
-        self._ports = choose_ports("127.0.0.1", {"http": 0, "grpc": 0, "metrics": 0})
+        with held_ports("127.0.0.1", {"http": 0, "grpc": 0, "metrics": 0}) as self._ports:
+            pass  # docker takes none that is held
         self.http_url = f"127.0.0.1:{self._ports['http']}"
         self.grpc_url = f"127.0.0.1:{self._ports['grpc']}"
         self.metrics_url = f"http://127.0.0.1:{self._ports['metrics']}/metrics"

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import ipaddress
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from carnelian_serving.errors import ServerError
 from carnelian_serving.triton_options import by_name
@@ -24,8 +25,12 @@ def find_address(host: str) -> str:
     return host if ":" in host else str(found[0][4][0])
 
 
-def choose_ports(host: str, wanted: dict[str, int]) -> dict[str, int]:
-    """Return the ports to use, each of which is free on `host` now.
+@contextlib.contextmanager
+def held_ports(host: str, wanted: dict[str, int]) -> Iterator[dict[str, int]]:
+    """Yield ports that are free on `host`, and hold them: Triton opens its ports only once the models are loaded.
+
+    Meanwhile nobody else is given one of them for any port. Who asks for it by its number may have it, as Triton does,
+    if the socket is set to reuse addresses.
 
     Args:
         host: The address to listen on.
@@ -35,13 +40,14 @@ def choose_ports(host: str, wanted: dict[str, int]) -> dict[str, int]:
         ServerError: A port is taken or asked for twice, or the host is not an address of this machine.
     """
     chosen: dict[str, int] = {}
-    sockets = []
-    try:
+    with contextlib.ExitStack() as sockets:
         for option, port in wanted.items():
             if port in chosen.values():
                 raise ServerError(f"the ports must differ, but `{option}` is {port} as well; give it another")
+            held = sockets.enter_context(socket.socket(_family(host)))
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
-                bound = socket.create_server((host, port), family=_family(host))
+                held.bind((host, port))  # without listening, so that Triton can
             except OSError as error:
                 if error.errno == errno.EADDRNOTAVAIL:
                     raise _no_address(host, error) from error
@@ -49,12 +55,8 @@ def choose_ports(host: str, wanted: dict[str, int]) -> dict[str, int]:
                     f"`{option}` must be a free port, but {port} on {host} cannot be had: "
                     f"{_reason(error)}; end what has it, or give another (`{option} 0` takes any)"
                 ) from error
-            sockets.append(bound)
-            chosen[option] = bound.getsockname()[1]
-    finally:
-        for bound in sockets:
-            bound.close()
-    return chosen
+            chosen[option] = held.getsockname()[1]
+        yield chosen
 
 
 def read_addresses(host: str, triton_options: Sequence[str]) -> dict[str, str]:

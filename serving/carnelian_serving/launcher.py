@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Literal
 
 from carnelian_serving import METRICS_VARIABLE, THREADS_VARIABLE
-from carnelian_serving.addresses import choose_ports, find_address, read_addresses
+from carnelian_serving.addresses import find_address, held_ports, read_addresses
 from carnelian_serving.certificates import check_certificates
 from carnelian_serving.endings import Crash, describe_crash
 from carnelian_serving.environment import FEW_THREADS, KEPT_MEMORY, QUIET
@@ -165,18 +165,21 @@ class Server:
         check_options(self._triton_options)
         self._host = find_address(self._host)
         self._addresses = read_addresses(self._host, self._triton_options)
-        self._ports = choose_ports(self._host, self._wanted_ports)
-        check_certificates(self._triton_options)
-        # The stubs are started from in here.
-        folder = None if is_plain(tempfile.gettempdir()) else "/tmp"
-        self._scratch = Path(tempfile.mkdtemp(prefix=self._triton.regions.prefix, dir=folder))
+        with held_ports(self._host, self._wanted_ports) as self._ports:
+            check_certificates(self._triton_options)
+            # The stubs are started from in here.
+            folder = None if is_plain(tempfile.gettempdir()) else "/tmp"
+            self._scratch = Path(tempfile.mkdtemp(prefix=self._triton.regions.prefix, dir=folder))
+            self._start(self._scratch)
+
+    def _start(self, scratch: Path) -> None:
         try:
-            installation = find_installation(self._scratch)
+            installation = find_installation(scratch)
             end_orphans(REGIONS)
-            remove_leftovers(self._scratch.parent)
+            remove_leftovers(scratch.parent)
             if not installation.is_native:
                 check_room(find_free_bytes())
-            self._launch(installation, served_path(self.repository, self._models, self._scratch), self._scratch)
+            self._launch(installation, served_path(self.repository, self._models, scratch), scratch)
             self._wait_until_ready()
             if not installation.is_native:
                 room_bytes = find_free_bytes() + self.shared_memory_bytes

@@ -44,7 +44,11 @@ class Regions:
     @property
     def num_bytes(self) -> int:
         """The memory that the regions take, in bytes."""
-        return sum(region.stat().st_blocks * 512 for region in _find(self.prefix))
+        found = 0
+        for region in _find(self.prefix):
+            with contextlib.suppress(FileNotFoundError):  # Triton has removed it
+                found += region.stat().st_blocks * 512
+        return found
 
     def claim(self) -> tuple[int, ...]:
         """Mark the regions as in use until every process that inherits the returned file descriptors has ended.

@@ -26,7 +26,7 @@ import soundfile
 from carnelian_client import TLS, CarnelianClient, RetryPolicy, Transcript
 from carnelian_perf import raw_file
 from carnelian_perf.machine import measure_busy_cores
-from carnelian_serving.addresses import choose_ports
+from carnelian_serving.addresses import held_ports
 from carnelian_serving.launcher import Server
 
 PAGE = Path(__file__).resolve().with_suffix(".md")
@@ -66,7 +66,8 @@ class Proxy:
         self.program = program
         self.folder = folder
         self.certificate = folder / "speech.crt"
-        self.port = choose_ports("127.0.0.1", {"grpc": 0})["grpc"]
+        with held_ports("127.0.0.1", {"grpc": 0}) as ports:
+            self.port = ports["grpc"]
         self.file = folder / "configuration"
         private_key = folder / "speech.key"
         command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=localhost"]
@@ -272,7 +273,8 @@ EVENTS: tuple[tuple[str, Callable[[Proxy, Server], None], int], ...] = (
 
 def describe_server() -> Server:
     """Describe a server whose ports stay the same when it is started again."""
-    ports = choose_ports("127.0.0.1", {"http": 0, "grpc": 0, "metrics": 0})
+    with held_ports("127.0.0.1", {"http": 0, "grpc": 0, "metrics": 0}) as ports:
+        pass
     return Server(
         ROOT / "model_repository",
         models=["quartznet_demo"],

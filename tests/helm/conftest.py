@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 import yaml
 from carnelian_client import TLS, CarnelianClient
-from carnelian_serving.addresses import choose_ports
+from carnelian_serving.addresses import held_ports
 from carnelian_serving.installation import prepare_wheel
 
 ROOT = Path(__file__).parents[2]
@@ -190,7 +190,8 @@ class Container:
     def __init__(self, server: dict[str, Any], folder: Path, models: Path = ROOT / "model_repository") -> None:
         """Starts it; `folder` gets its log and has what Secrets would mount."""
         self.key = ADMIN_KEY
-        ports = choose_ports("127.0.0.1", {"8000": 0, "8001": 0, "8002": 0})
+        with held_ports("127.0.0.1", {"8000": 0, "8001": 0, "8002": 0}) as ports:
+            pass
         self.http, self.grpc, self.metrics = (f"127.0.0.1:{port}" for port in ports.values())
         self.probes = {name: server[f"{name}Probe"]["httpGet"]["path"] for name in ("startup", "readiness", "liveness")}
         environment = {"CARNELIAN_ADMIN_KEY": ADMIN_KEY, "HOME": "/tmp"}
@@ -300,7 +301,8 @@ class Prometheus:
         intervals = {"scrape_interval": "2s", "scrape_timeout": "2s", "evaluation_interval": "2s"}
         settings = {"global": intervals, "rule_files": ["rules.yaml"], "scrape_configs": [scrape]}
         (folder / "prometheus.yaml").write_text(yaml.safe_dump(settings))
-        port = choose_ports("127.0.0.1", {"port": 0})["port"]
+        with held_ports("127.0.0.1", {"port": 0}) as ports:
+            port = ports["port"]
         self._url = f"http://127.0.0.1:{port}"
         command = [program, f"--config.file={folder}/prometheus.yaml", f"--storage.tsdb.path={folder}/data"]
         self.log = folder / "prometheus.log"

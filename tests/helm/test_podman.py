@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from carnelian_client import CarnelianClient
-from carnelian_serving.addresses import choose_ports
+from carnelian_serving.addresses import held_ports
 
 CLIP = Path(__file__).parents[2] / "demo" / "clips" / "letter.wav"
 IMAGE = os.environ.get("CARNELIAN_IMAGE", "")
@@ -41,7 +41,8 @@ class Container:
     """A running container; what Kubernetes would do with the pod's spec is done with podman's options."""
 
     def __init__(self, pod: dict[str, Any], server: dict[str, Any]) -> None:
-        ports = choose_ports("127.0.0.1", {"8000": 0, "8001": 0, "8002": 0})
+        with held_ports("127.0.0.1", {"8000": 0, "8001": 0, "8002": 0}) as ports:
+            pass
         self.http, self.grpc, _ = (f"127.0.0.1:{port}" for port in ports.values())
         self.name = f"carnelian-{ports['8000']}"
         self.probes = [server[f"{name}Probe"]["httpGet"]["path"] for name in ("startup", "readiness", "liveness")]

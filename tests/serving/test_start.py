@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from carnelian_serving.addresses import choose_ports, find_address
+from carnelian_serving.addresses import find_address, held_ports
 from carnelian_serving.errors import ServerError
 from carnelian_serving.installation import (
     Installation,
@@ -66,15 +66,30 @@ def test_a_second_start_takes_any_port_again(cut_repository: Path) -> None:
 
 
 def test_ports_must_differ() -> None:
-    [port] = choose_ports("127.0.0.1", {"--http-port": 0}).values()
-    with pytest.raises(ServerError, match=f"`--grpc-port` is {port} as well"):
-        choose_ports("127.0.0.1", {"--http-port": port, "--grpc-port": port})
+    with held_ports("127.0.0.1", {"--http-port": 0}) as ports:
+        [port] = ports.values()
+    with (
+        pytest.raises(ServerError, match=f"`--grpc-port` is {port} as well"),
+        held_ports("127.0.0.1", {"--http-port": port, "--grpc-port": port}),
+    ):
+        pass
+
+
+def test_nobody_else_is_given_a_port_that_a_server_is_to_have(cut_repository: Path) -> None:
+    with held_ports("127.0.0.1", {"--http-port": 0, "--grpc-port": 0, "--metrics-port": 0}) as ports:
+        port = ports["--grpc-port"]
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):
+            other.bind(("127.0.0.1", port))
+        kinds = {option.removeprefix("--").replace("-", "_"): chosen for option, chosen in ports.items()}
+        with Server(cut_repository, **kinds) as server:  # but the server is
+            assert server.grpc_url == f"127.0.0.1:{port}"
 
 
 @pytest.mark.parametrize("host", ["no.such.host.invalid", "::x", "192.0.2.1", "a..b"])
 def test_a_host_that_is_not_this_machine_is_named(host: str) -> None:
-    with pytest.raises(ServerError, match=f"`--host` must be an address of this machine, but {host} is none: [^(]+$"):
-        choose_ports(find_address(host), {"--http-port": 0})
+    words = f"`--host` must be an address of this machine, but {host} is none: [^(]+$"
+    with pytest.raises(ServerError, match=words), held_ports(find_address(host), {"--http-port": 0}):
+        pass
 
 
 @pytest.mark.parametrize(

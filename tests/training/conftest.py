@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import soundfile
-from carnelian_serving.addresses import choose_ports
+from carnelian_serving.addresses import held_ports
 from carnelian_training.config import config_from_dict
 from carnelian_training.data.manifest import Clip
 from torch import distributed
@@ -91,7 +91,8 @@ def second_process():
 
     @contextlib.contextmanager
     def start(*words):
-        [port] = choose_ports("127.0.0.1", {"port": 0}).values()
+        with held_ports("127.0.0.1", {"port": 0}) as ports:
+            [port] = ports.values()
         common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
         command, environment = [sys.executable, *map(str, words)], os.environ | common | {"RANK": "1"}
         with (

@@ -28,11 +28,15 @@ class Handler(http.server.SimpleHTTPRequestHandler):
     cut_after: int | None = None
     resumes = True
     is_endless = False
+    both = threading.Barrier(2, timeout=60)
+    """Of endless requests, the first waits for the second."""
     requests: list[str]
 
     def do_GET(self):
         file = Path(self.translate_path(self.path))
         self.requests.append(self.headers.get("Range", ""))
+        if self.is_endless:
+            self.both.wait()
         if not file.exists():
             self.send_error(404)
             return

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import typer
-from carnelian_serving.addresses import choose_ports
+from carnelian_serving.addresses import held_ports
 from carnelian_serving.cli import STOP_SIGNALS, serve
 from carnelian_serving.errors import ServerError
 from carnelian_serving.launcher import Server
@@ -197,15 +197,15 @@ def test_a_command_under_nohup_outlives_its_terminal(
 
 
 def test_a_full_standard_output_stops_nothing(cut_repository: Path, command_line: list[str]) -> None:
-    port = choose_ports("127.0.0.1", {"--http-port": 0})["--http-port"]
-    arguments = [*command_line, f"--repository={cut_repository}", f"--http-port={port}"]
-    with Path("/dev/full").open("w") as full:
+    with held_ports("127.0.0.1", {"--http-port": 0}) as ports, Path("/dev/full").open("w") as full:
+        port = ports["--http-port"]
+        arguments = [*command_line, f"--repository={cut_repository}", f"--http-port={port}"]
         process = subprocess.Popen(arguments, stdout=full, stderr=subprocess.PIPE, text=True)
-    while process.poll() is None:
-        with contextlib.suppress(OSError):
-            urllib.request.urlopen(f"http://127.0.0.1:{port}/v2/health/ready").read()
-            break
-        time.sleep(0.1)
+        while process.poll() is None:
+            with contextlib.suppress(OSError):
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/v2/health/ready").read()
+                break
+            time.sleep(0.1)
     time.sleep(0.5)  # for the line that finds no room
     process.terminate()
     assert process.communicate(timeout=40)[1] == said_of_a_good_run(cut_repository)
