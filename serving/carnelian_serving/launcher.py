@@ -176,7 +176,7 @@ class Server:
         try:
             installation = find_installation(scratch)
             end_orphans(REGIONS)
-            remove_leftovers(scratch.parent)
+            remove_leftovers()
             if not installation.is_native:
                 check_room(find_free_bytes())
             self._launch(installation, served_path(self.repository, self._models, scratch), scratch)

@@ -50,16 +50,20 @@ class Regions:
                 found += region.stat().st_blocks * 512
         return found
 
-    def claim(self) -> tuple[int, ...]:
+    def claim(self, scratch: str) -> tuple[int, ...]:
         """Mark the regions as in use until every process that inherits the returned file descriptors has ended.
 
         A process id would not do, because the servers of several containers may have the same one.
+
+        Args:
+            scratch: The server's own folder for temporary files, which is taken back together with the regions.
         """
         if SHARED_MEMORY.is_dir():
             path = SHARED_MEMORY / f"{self.prefix}{_LOCK}"
             new = path.with_suffix(".new")  # it is locked before others can find it
             self._lock = os.open(new, os.O_CREAT | os.O_RDWR, 0o600)
             fcntl.flock(self._lock, fcntl.LOCK_EX)
+            os.write(self._lock, os.fsencode(scratch))
             new.rename(path)
         return () if self._lock is None else (self._lock,)
 
@@ -103,8 +107,8 @@ def describe_shortage(room_bytes: int, num_instances: int) -> str:
     )
 
 
-def remove_leftovers(scratch: Path) -> None:
-    """Remove this user's regions that no process claims any more, and the folders of the same servers in `scratch`."""
+def remove_leftovers() -> None:
+    """Remove this user's regions that no process claims any more, and the same servers' folders for temporary files."""
     for path in _find(REGIONS):
         name = _LOCK_NAME.fullmatch(path.name)
         if name is None:
@@ -113,16 +117,17 @@ def remove_leftovers(scratch: Path) -> None:
             lock = os.open(path, os.O_RDWR)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                for folder in _find(name[1], scratch):
-                    shutil.rmtree(folder, ignore_errors=True)
+                scratch = Path(os.fsdecode(path.read_bytes()))
+                if scratch.name.startswith(name[1]) and scratch.exists() and scratch.lstat().st_uid == os.geteuid():
+                    shutil.rmtree(scratch, ignore_errors=True)
                 _remove(name[1])
             finally:
                 os.close(lock)
 
 
-def _find(prefix: str, folder: Path = SHARED_MEMORY) -> Iterator[Path]:
-    """Yield the entries that this user owns; in these folders, others may create such names too."""
-    for path in folder.glob(f"{glob.escape(prefix)}*"):
+def _find(prefix: str) -> Iterator[Path]:
+    """Yield the entries that this user owns; others may create such names too."""
+    for path in SHARED_MEMORY.glob(f"{glob.escape(prefix)}*"):
         with contextlib.suppress(FileNotFoundError):
             if path.lstat().st_uid == os.geteuid():
                 yield path

@@ -77,7 +77,7 @@ class TritonProcess:
 
         Args:
             command: Its program and arguments.
-            environment: All of its variables.
+            environment: All of its variables. `TMPDIR` is a folder of its own, named as its regions are.
             rewrite: What is kept of each line of its log.
         """
         # A launcher that is killed takes the server with it. The signal is bound to the *thread* that starts
@@ -96,7 +96,7 @@ class TritonProcess:
                 stderr=subprocess.STDOUT,
                 text=True,
                 errors="replace",
-                pass_fds=self.regions.claim(),
+                pass_fds=self.regions.claim(environment["TMPDIR"]),
                 start_new_session=True,  # Ctrl-C in a terminal reaches the launcher alone
             )
         self._stubs = StubWatch(self._process.pid)
