@@ -8,8 +8,9 @@ from contextlib import aclosing
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, overload
 
+from ._audio import describe_audio
 from ._client import Outcome
-from ._errors import CarnelianClientError, ModelNotReady, TransportError
+from ._errors import CarnelianClientError, ModelNotReady, TransportError, about
 from ._long import DEFAULT_LONGEST_S, Recording
 from ._retry import RetryPolicy, retry_arguments
 from ._settings import (
@@ -84,18 +85,18 @@ class AsyncCarnelianClient:
 
         transport = self._transport()
         deadline = self._settings.deadline(timeout_s)
+        model = self._settings.choose_model(model)
         reading = asyncio.create_task(
             asyncio.to_thread(self._settings.request, audio, model, request_id, options, deadline)
         )
-        try:  # not `wait_for`, which before Python 3.12 can lose a cancellation
-            await asyncio.wait({reading}, timeout=deadline.left_s)
-        finally:
-            is_late = reading.cancel()
-        if is_late:
-            raise self._settings.not_read_in_time(
-                audio, model, request_id, deadline, ", or leave threads of the event loop's executor free"
-            )
-        request = await reading
+        with about(describe_audio(audio), model, request_id):
+            try:  # not `wait_for`, which before Python 3.12 can lose a cancellation
+                await asyncio.wait({reading}, timeout=deadline.left_s)
+            finally:
+                is_late = reading.cancel()
+            if is_late:
+                raise deadline.error(", or leave threads of the event loop's executor free")
+            request = await reading
         retrying = tenacity.AsyncRetrying(sleep=self._wait, **retry_arguments(self._settings.retry, deadline))
         return await retrying(transport.infer, request, deadline)
 

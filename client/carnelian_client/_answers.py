@@ -226,14 +226,7 @@ _WRAPPING = re.compile(
 )
 
 
-def error_from_answer(
-    status: str | None,
-    details: str,
-    *,
-    clip: str | None = None,
-    model: str | None = None,
-    request_id: str | None = None,
-) -> CarnelianClientError:
+def error_from_answer(status: str | None, details: str) -> CarnelianClientError:
     """Turn a gRPC status (or an error inside RESULT: status None) and its words into an error of the tree."""
     words = _WRAPPING.sub(r"\g<words>", details).strip()
     kind, advice, size_advice = STATUS_ERRORS[status or "UNKNOWN"], "", ""
@@ -246,7 +239,7 @@ def error_from_answer(
     message = words or "no reason was given"
     if advice:
         message = f"{message.rstrip('.')}; {advice}"
-    return kind(message, size_advice=size_advice, clip=clip, model=model, request_id=request_id, status=status)
+    return kind(message, size_advice=size_advice, status=status)
 
 
 def _may_mean(wording: _Wording, status: str | None) -> bool:

@@ -67,7 +67,7 @@ def encode_audio(audio: Audio, deadline: Deadline) -> bytes:
         InvalidAudio: the clip is empty, not finite, too large, or in a format that neither side reads; or its samples
             or their rate are none.
         OSError: the path cannot be read.
-        DeadlinePassed: before it was read.
+        DeadlineExceeded: it was not read in time.
         TypeError: `audio` is none of the forms of `Audio`.
     """
     data = read_audio(audio, deadline)
@@ -93,14 +93,13 @@ def read_audio(audio: Audio, deadline: Deadline | None = None) -> bytes:
             f"but is {type(audio).__name__}."
         )
     if not data:
-        raise InvalidAudio("empty audio: there is not a single byte", clip=describe_audio(audio))
-    _check_size(len(data), describe_audio(audio))
+        raise InvalidAudio("empty audio: there is not a single byte")
+    _check_size(len(data))
     # The server refuses ID3v2 tags. With one, libsndfile drops bytes at the end of WAV, and does not recognise Ogg.
     data = data[end_of_tag(data) :]
     if kind := joined_format(data):
         raise InvalidAudio(
-            f"it holds {kind} files one behind the other, of which only the first would be read; send each by itself",
-            clip=describe_audio(audio),
+            f"it holds {kind} files one behind the other, of which only the first would be read; send each by itself"
         )
     return closed(data)
 
@@ -109,7 +108,7 @@ def _read(path: str | os.PathLike[str], deadline: Deadline | None) -> bytes:
     try:
         # Not by `Path`, which takes "" for a folder, and removes a slash from a URL.
         with open(path, "rb") as file:  # noqa: PTH123
-            _check_size(os.fstat(file.fileno()).st_size, describe_audio(path))  # before it fills the memory
+            _check_size(os.fstat(file.fileno()).st_size)  # before it fills the memory
             return read_all(file, deadline)
     except ValueError as error:  # NUL, or half of a surrogate pair
         raise OSError(errno.EINVAL, f"a path must be a name that a file can have ({error})", str(path)) from error
@@ -125,12 +124,11 @@ def read_all(file: BinaryIO, deadline: Deadline | None = None) -> bytes:
     return data.getvalue()
 
 
-def _check_size(size: int, clip: str) -> None:
+def _check_size(size: int) -> None:
     if size > MAX_BYTES:
         raise InvalidAudio(
             f"audio must have at most {MAX_BYTES} bytes, but has {size}",
             size_advice="convert it to FLAC, or cut it into parts",
-            clip=clip,
         )
 
 
@@ -151,39 +149,35 @@ def wav_from_samples(samples: npt.ArrayLike, rate: int) -> bytes:
         array = np.asarray(samples)
     except Exception as error:  # for example, of a tensor on a GPU; its class may be any
         raise InvalidAudio(f"samples must be a NumPy array, or become one, but: {error}") from error
-    clip = describe_audio((array, rate))
     try:
         rate = int(rate) if isinstance(rate, numbers.Real) and rate % 1 == 0 else operator.index(rate)
     except TypeError:  # some libraries give the rate first
         raise InvalidAudio(
-            f"a clip must be `(samples, rate)`, the rate a whole number of Hz, but that is {rate!r:.40}", clip=clip
+            f"a clip must be `(samples, rate)`, the rate a whole number of Hz, but that is {rate!r:.40}"
         ) from None
     if not 1 <= rate <= MAX_RATE_HZ:
-        raise InvalidAudio(f"`rate` must be at least 1 Hz and at most {MAX_RATE_HZ}, but is {rate}", clip=clip)
+        raise InvalidAudio(f"`rate` must be at least 1 Hz and at most {MAX_RATE_HZ}, but is {rate}")
     if array.ndim not in (1, 2) or (array.ndim == 2 and not 1 <= array.shape[1] <= MAX_CHANNELS):
         raise InvalidAudio(
             f"samples must be [samples] or [samples, channels] with up to {MAX_CHANNELS} channels, "
-            f"but have shape {list(array.shape)}; transpose them if channels come first",
-            clip=clip,
+            f"but have shape {list(array.shape)}; transpose them if channels come first"
         )
     if array.size == 0:
-        raise InvalidAudio("no samples", clip=clip)
+        raise InvalidAudio("no samples")
     if np.issubdtype(array.dtype, np.floating):
         with np.errstate(over="ignore"):  # what overflows is refused below
             array = array.astype("<f4", copy=False)
         if not np.isfinite(array).all():
-            raise InvalidAudio("samples are not finite: there is a NaN or an infinity among them", clip=clip)
+            raise InvalidAudio("samples are not finite: there is a NaN or an infinity among them")
         if (peak := max(array.max(), -array.min())) > MAX_PEAK:
             raise InvalidAudio(
-                f"samples of floating point must be in [-1, 1], but reach {peak:g}; divide those of 16 bits by 32768",
-                clip=clip,
+                f"samples of floating point must be in [-1, 1], but reach {peak:g}; divide those of 16 bits by 32768"
             )
         return _wav(array, rate, _WAVE_FLOAT)
     if (kind := array.dtype.str[1:]) in ("u1", "i2", "i4"):  # in either byte order
         return _wav(array.astype(f"<{kind}", copy=False), rate, _WAVE_PCM)
     raise InvalidAudio(
-        f"samples must be floating point in [-1, 1], int16, int32 or uint8, but are {array.dtype}; convert them",
-        clip=clip,
+        f"samples must be floating point in [-1, 1], int16, int32 or uint8, but are {array.dtype}; convert them"
     )
 
 
@@ -191,7 +185,7 @@ def _wav(array: npt.NDArray[np.number[Any]], rate: int, form: int) -> bytes:
     """Put a WAV header before [samples] or [samples, channels] of little-endian numbers."""
     channels = 1 if array.ndim == 1 else array.shape[1]
     width = array.itemsize
-    _check_size(array.nbytes, describe_audio((array, rate)))  # before the copy, and before the header overflows
+    _check_size(array.nbytes)  # before the copy, and before the header overflows
     data = array.tobytes()
     frame = channels * width
     fmt = struct.pack("<HHIIHH", form, channels, rate, rate * frame, frame, 8 * width)

@@ -18,7 +18,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Literal, TypeAlias, overload
 
 from . import _threads
-from ._errors import CarnelianClientError, ModelNotReady, TransportError
+from ._audio import describe_audio
+from ._errors import CarnelianClientError, ModelNotReady, TransportError, about
 from ._long import DEFAULT_LONGEST_S, Recording
 from ._retry import Deadline, RetryPolicy, retry_arguments
 from ._settings import (
@@ -118,7 +119,9 @@ class CarnelianClient:
 
         self._check_open()
         deadline = self._settings.deadline(timeout_s)
-        request = self._request(audio, model, request_id, options, deadline)
+        model = self._settings.choose_model(model)
+        with about(describe_audio(audio), model, request_id):
+            request = self._request(audio, model, request_id, options, deadline)
         sleep = tenacity.sleep_using_event(self._closed)
         retrying = tenacity.Retrying(sleep=sleep, **retry_arguments(self._settings.retry, deadline))
         return retrying(self._transport.infer, request, deadline)
@@ -312,7 +315,7 @@ class CarnelianClient:
         return f"{type(self).__name__}({self._settings.url!r}, model={self._settings.model!r})"
 
     def _request(
-        self, audio: Audio, model: str | None, request_id: str | None, options: DecodingOptions, deadline: Deadline
+        self, audio: Audio, model: str, request_id: str | None, options: DecodingOptions, deadline: Deadline
     ) -> Request:
         """Read a clip and make its request; in a thread that can be left behind if reading may never end (a pipe)."""
         arguments = (audio, model, request_id, options, deadline)
@@ -320,7 +323,7 @@ class CarnelianClient:
             return self._settings.request(*arguments)
         future = _threads.start(lambda: self._settings.request(*arguments))
         if not wait([future], timeout=deadline.left_s).done:
-            raise self._settings.not_read_in_time(audio, model, request_id, deadline)
+            raise deadline.error()
         return future.result()
 
     def _check_open(self) -> None:

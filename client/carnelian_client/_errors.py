@@ -18,6 +18,8 @@ A path that cannot be opened raises the built-in OSError, a mistake in the argum
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import ClassVar
 
 
@@ -103,6 +105,16 @@ class InvalidOption(CarnelianClientError, ValueError):
 
 class InvalidAudio(CarnelianClientError):
     """This clip cannot be transcribed: unreadable, empty, not finite, or too long."""
+
+
+@contextlib.contextmanager
+def about(clip: str, model: str | None = None, request_id: str | None = None) -> Iterator[None]:
+    """Name the clip and the call in each error that passes: what raises it need not know them."""
+    try:
+        yield
+    except CarnelianClientError as error:
+        error.clip, error.model, error.request_id = clip, model, request_id
+        raise
 
 
 CUT_ADVICE = "`transcribe_long` (of the command, `--long`) cuts it in its pauses and joins the transcripts"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ._audio import MAX_DECODED_BYTES, describe_audio, read_audio
 from ._decoding import open_audio
-from ._errors import CarnelianClientError, InvalidAudio, InvalidOption
+from ._errors import CarnelianClientError, InvalidAudio, InvalidOption, about
 from ._threads import outside_main_thread
 from ._types import Audio, DecodingOptions, Transcript, transcript_from_result
 
@@ -61,17 +61,14 @@ class Recording:
             OSError: the path cannot be read.
         """
         pieces = self._pieces()
-        try:
-            while (piece := outside_main_thread(lambda: next(pieces, None))) is not None:
-                yield piece
-        except ModuleNotFoundError as error:
-            raise InvalidAudio(
-                "recordings are read here, for which soundfile must be installed (`pip install soundfile`)",
-                clip=describe_audio(self._audio),
-            ) from error
-        except CarnelianClientError as error:
-            error.clip = describe_audio(self._audio)
-            raise
+        with about(describe_audio(self._audio)):
+            try:
+                while (piece := outside_main_thread(lambda: next(pieces, None))) is not None:
+                    yield piece
+            except ModuleNotFoundError as error:
+                raise InvalidAudio(
+                    "recordings are read here, for which soundfile must be installed (`pip install soundfile`)"
+                ) from error
 
     def _pieces(self) -> Iterator[bytes]:
         num_frames = 0

@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ._errors import CarnelianClientError
+from ._errors import CarnelianClientError, DeadlineExceeded
 
 if TYPE_CHECKING:
     from tenacity import RetryCallState
@@ -45,10 +45,6 @@ class RetryPolicy:
             )
 
 
-class DeadlinePassed(Exception):  # noqa: N818  (caught where it can be said what was late)
-    """The deadline of a call has passed."""
-
-
 class Deadline:
     """A point in time, so that every attempt of a call shares one `timeout_s`."""
 
@@ -59,9 +55,15 @@ class Deadline:
         self._end = time.monotonic() + timeout_s
 
     def check(self) -> None:
-        """Raise DeadlinePassed if the deadline has passed."""
+        """Raise the error of a clip that is not read yet if the deadline has passed."""
         if time.monotonic() > self._end:
-            raise DeadlinePassed
+            raise self.error()
+
+    def error(self, advice: str = "") -> DeadlineExceeded:
+        """Return the error of a clip that was not read before the deadline."""
+        return DeadlineExceeded(
+            f"the clip was not read within {self.timeout_s:g} s; allow more (`timeout_s`, `--timeout`){advice}"
+        )
 
     @property
     def left_s(self) -> float:

@@ -11,8 +11,8 @@ from numbers import Real
 from os import PathLike
 
 from ._audio import describe_audio, encode_audio
-from ._errors import CarnelianClientError, DeadlineExceeded, InvalidOption
-from ._retry import Deadline, DeadlinePassed, RetryPolicy
+from ._errors import InvalidOption
+from ._retry import Deadline, RetryPolicy
 from ._types import TLS, Audio, DecodingOptions, Request
 
 DEFAULT_URL = "localhost:8001"
@@ -87,33 +87,14 @@ class Settings:
         return chosen
 
     def request(
-        self, audio: Audio, model: str | None, request_id: str | None, options: DecodingOptions, deadline: Deadline
+        self, audio: Audio, model: str, request_id: str | None, options: DecodingOptions, deadline: Deadline
     ) -> Request:
         """Read and encode a clip, and make its request: may wait for the disk; raises what `encode_audio` raises."""
-        given = request_id
-        model = self.choose_model(model)
         request_id = uuid.uuid4().hex if request_id is None else request_id
         _check_text("request_id", request_id)
-        try:
-            parameters = {name: _parameter(name, value) for name, value in options.items()}
-            encoded = encode_audio(audio, deadline)
-        except DeadlinePassed:
-            raise self.not_read_in_time(audio, model, given, deadline) from None
-        except CarnelianClientError as error:
-            error.clip, error.model, error.request_id = describe_audio(audio), model, given
-            raise
+        parameters = {name: _parameter(name, value) for name, value in options.items()}
+        encoded = encode_audio(audio, deadline)
         return Request(encoded, describe_audio(audio), model, request_id, parameters)
-
-    def not_read_in_time(
-        self, audio: Audio, model: str | None, request_id: str | None, deadline: Deadline, advice: str = ""
-    ) -> DeadlineExceeded:
-        """Return the error for a clip that was not read before the deadline."""
-        return DeadlineExceeded(
-            f"the clip was not read within {deadline.timeout_s:g} s; allow more (`timeout_s`, `--timeout`){advice}",
-            clip=describe_audio(audio),
-            model=self.model if model is None else model,
-            request_id=request_id,
-        )
 
     def deadline(self, timeout_s: float | None) -> Deadline:
         """Return the deadline of a call that starts now, after `timeout_s` or else the client's time."""

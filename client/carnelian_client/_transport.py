@@ -22,7 +22,7 @@ import grpc.aio
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from ._answers import error_from_answer
-from ._errors import CarnelianClientError, ServerError, TransportError
+from ._errors import CarnelianClientError, ServerError, TransportError, about
 from ._types import TLS, Health, Model, Request, Transcript, transcript_from_result
 
 if TYPE_CHECKING:
@@ -80,12 +80,15 @@ class Transport:
             CarnelianClientError: the answer was an error, or there was none; as in the methods below.
         """
         message = _infer_message(request, deadline)
-        with self._translated_errors(deadline, request):
-            call = self._stub.ModelInfer.future(message, timeout=deadline.left_s + LINGER_S, metadata=self._metadata)
-            self._in_flight.add(call)
-            call.add_done_callback(self._in_flight.discard)
-            answer = call.result(timeout=deadline.left_s)
-        return _transcript(answer, request)
+        with about(request.clip, request.model, request.request_id):
+            with self._translated_errors(deadline):
+                call = self._stub.ModelInfer.future(
+                    message, timeout=deadline.left_s + LINGER_S, metadata=self._metadata
+                )
+                self._in_flight.add(call)
+                call.add_done_callback(self._in_flight.discard)
+                answer = call.result(timeout=deadline.left_s)
+            return _transcript(answer)
 
     def is_model_ready(self, model: str, deadline: Deadline) -> bool:
         """Ask whether a model can be called now."""
@@ -120,23 +123,23 @@ class Transport:
             closing.join()
 
     def _call(self, method: str, message: Any, deadline: Deadline) -> Any:
-        with self._translated_errors(deadline, None):
+        with self._translated_errors(deadline):
             return getattr(self._stub, method)(message, timeout=deadline.left_s, metadata=self._metadata)
 
     @contextlib.contextmanager
-    def _translated_errors(self, deadline: Deadline, request: Request | None) -> Iterator[None]:
+    def _translated_errors(self, deadline: Deadline) -> Iterator[None]:
         try:
             yield
         except grpc.FutureTimeoutError as error:
-            raise _late(deadline, request) from error
+            raise _late(deadline) from error
         except grpc.RpcError as error:
             if self._is_closed and error.code() is grpc.StatusCode.CANCELLED:
-                raise _closed(request) from error
-            raise _error(error, deadline, request) from error
+                raise _closed() from error
+            raise _error(error, deadline) from error
         except ValueError as error:  # the channel was closed between two attempts
             if not self._is_closed:
                 raise
-            raise _closed(request) from error
+            raise _closed() from error
 
 
 class AsyncTransport:
@@ -155,13 +158,14 @@ class AsyncTransport:
     async def infer(self, request: Request, deadline: Deadline) -> Transcript:
         """Transcribe one clip, in one attempt; see `Transport.infer`."""
         message = _infer_message(request, deadline)
-        call = asyncio.create_task(self._call("ModelInfer", message, deadline, request, linger_s=LINGER_S))
+        call = asyncio.create_task(self._call("ModelInfer", message, deadline, linger_s=LINGER_S))
         self._in_flight.add(call)
         call.add_done_callback(self._forget)
-        await asyncio.wait({call}, timeout=deadline.left_s)  # it leaves the call running if this task is cancelled
-        if not call.done():
-            raise _late(deadline, request)
-        return _transcript(call.result(), request)
+        with about(request.clip, request.model, request.request_id):
+            await asyncio.wait({call}, timeout=deadline.left_s)  # it leaves the call running if this task is cancelled
+            if not call.done():
+                raise _late(deadline)
+            return _transcript(call.result())
 
     async def is_model_ready(self, model: str, deadline: Deadline) -> bool:
         """Ask whether a model can be called now."""
@@ -193,19 +197,17 @@ class AsyncTransport:
         if not call.cancelled():
             call.exception()  # otherwise asyncio warns of an exception that nobody has asked for
 
-    async def _call(
-        self, method: str, message: Any, deadline: Deadline, request: Request | None = None, linger_s: float = 0.0
-    ) -> Any:
+    async def _call(self, method: str, message: Any, deadline: Deadline, linger_s: float = 0.0) -> Any:
         call = getattr(self._stub, method)
         try:
             return await call(message, timeout=deadline.left_s + linger_s, metadata=self._metadata)
         except grpc.RpcError as error:
-            raise _error(error, deadline, request) from error
+            raise _error(error, deadline) from error
         except (asyncio.CancelledError, grpc.aio.UsageError) as error:
             # A channel that is closed cancels its calls, which would look as if their tasks had been cancelled.
             if not self._is_closed or _is_cancelled(asyncio.current_task()):
                 raise
-            raise _closed(request) from error
+            raise _closed() from error
 
 
 def _options(url: str) -> tuple[tuple[str, str | int], ...]:
@@ -234,15 +236,14 @@ def _infer_message(request: Request, deadline: Deadline) -> service_pb2.ModelInf
     return message
 
 
-def _transcript(answer: service_pb2.ModelInferResponse, request: Request) -> Transcript:
-    context = _context(request)
+def _transcript(answer: service_pb2.ModelInferResponse) -> Transcript:
     names = [output.name for output in answer.outputs]
     try:
         encoded = answer.raw_output_contents[names.index("RESULT")]
         (size,) = struct.unpack_from("<I", encoded)  # BYTES tensors have a length before each element
         raw = json.loads(encoded[4 : 4 + size])
         if "error" in raw:
-            raise error_from_answer(None, raw["error"], **context)
+            raise error_from_answer(None, raw["error"])
         return transcript_from_result(raw, answer.id)
     except CarnelianClientError:  # some are also ValueErrors
         raise
@@ -250,8 +251,7 @@ def _transcript(answer: service_pb2.ModelInferResponse, request: Request) -> Tra
         raise ServerError(
             "the answer must hold RESULT, a JSON object as model_repository/result.schema.json has it, "
             f"but its outputs are {names} ({type(error).__name__}: {error}); "
-            "is this a model of Carnelian, of this version?",
-            **context,
+            "is this a model of Carnelian, of this version?"
         ) from error
 
 
@@ -264,27 +264,16 @@ def _is_cancelled(task: asyncio.Task[Any] | None) -> bool:
     return task is not None and sys.version_info >= (3, 11) and task.cancelling() > 0
 
 
-def _closed(request: Request | None) -> TransportError:
-    return TransportError("the client was closed before the answer came", **_context(request))
+def _closed() -> TransportError:
+    return TransportError("the client was closed before the answer came")
 
 
-def _error(error: grpc.RpcError, deadline: Deadline, request: Request | None) -> CarnelianClientError:
+def _error(error: grpc.RpcError, deadline: Deadline) -> CarnelianClientError:
     # Each error that a call raises is also a grpc.Call, with code and details, which the base class does not say.
     status, details = error.code().name, error.details() or ""
     is_own = status == "DEADLINE_EXCEEDED" and deadline.left_s < CLOCKS_S  # a gateway's deadline is shorter
-    return _late(deadline, request) if is_own else _error_for(request, status, details)
+    return _late(deadline) if is_own else error_from_answer(status, details)
 
 
-def _late(deadline: Deadline, request: Request | None) -> CarnelianClientError:
-    return _error_for(request, "DEADLINE_EXCEEDED", f"no answer within {deadline.timeout_s:g} s")
-
-
-def _error_for(request: Request | None, status: str, details: str) -> CarnelianClientError:
-    return error_from_answer(status, details, **_context(request))
-
-
-def _context(request: Request | None) -> dict[str, str]:
-    """What an error says of the request that it ended."""
-    if request is None:
-        return {}
-    return {"clip": request.clip, "model": request.model, "request_id": request.request_id}
+def _late(deadline: Deadline) -> CarnelianClientError:
+    return error_from_answer("DEADLINE_EXCEEDED", f"no answer within {deadline.timeout_s:g} s")

@@ -19,7 +19,8 @@ import numpy as np
 import pytest
 import soundfile
 from carnelian_client import CarnelianClient, RetryPolicy
-from carnelian_client._audio import encode_audio, wav_from_samples
+from carnelian_client._audio import describe_audio, encode_audio, wav_from_samples
+from carnelian_client._errors import about
 from carnelian_client._retry import Deadline
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
@@ -201,8 +202,13 @@ def wav() -> bytes:
 
 @pytest.fixture
 def encode() -> Callable[[Any], bytes]:
-    """Makes of audio what is sent."""
-    return lambda audio: encode_audio(audio, Deadline(60.0))
+    """Makes of audio what is sent, or the error that a client raises."""
+
+    def encode(audio: Any) -> bytes:
+        with about(describe_audio(audio)):
+            return encode_audio(audio, Deadline(60.0))
+
+    return encode
 
 
 @pytest.fixture

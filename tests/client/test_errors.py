@@ -16,6 +16,7 @@ from carnelian_client import (
     TransportError,
 )
 from carnelian_client._answers import STATUS_ERRORS, error_from_answer
+from carnelian_client._errors import about
 
 
 def test_every_grpc_status_has_an_error():
@@ -131,7 +132,9 @@ def test_the_message_is_the_words_without_their_wrapping_and_says_what_to_do():
         "C++ context: [generic_decoder.cc:208] \nCurrent pipeline object is no longer valid.\n\n"
         "At:\n  model.py(9)\n"
     )
-    error = error_from_answer("INTERNAL", details, clip="a.mp3", model="m", request_id="7")
+    error = error_from_answer("INTERNAL", details)
+    with pytest.raises(InvalidAudio), about("a.mp3", "m", "7"):
+        raise error
     assert error.message.startswith(
         "Failed to open encoded data: File contains data in an unimplemented format; convert the file"
     )
