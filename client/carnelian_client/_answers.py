@@ -45,14 +45,10 @@ _OF_THE_REQUEST = (None, "INTERNAL", "INVALID_ARGUMENT", "RESOURCE_EXHAUSTED", "
 
 
 class _Wording(NamedTuple):
-    pattern: re.Pattern[str]
+    pattern: str
     error: type[CarnelianClientError]
     advice: str = ""
     size_advice: str = ""
-
-
-def _wording(pattern: str, error: type[CarnelianClientError], advice: str = "", *, size_advice: str = "") -> _Wording:
-    return _Wording(re.compile(pattern, re.IGNORECASE), error, advice, size_advice)
 
 
 CERTIFICATE_ADVICE = (
@@ -61,150 +57,150 @@ CERTIFICATE_ADVICE = (
 
 # The first match decides, where `_may_mean` lets it. Wordings were seen on Triton 2.51 and gRPC 1.8x.
 _WORDINGS = (
-    _wording("^wrong option: ", InvalidOption),  # repeats what the caller wrote, whose words mean nothing here
-    _wording(
+    _Wording("^wrong option: ", InvalidOption),  # repeats what the caller wrote, whose words mean nothing here
+    _Wording(
         "exceeds maximum queue size",
         ServerBusy,
         "send fewer clips at a time (`concurrency`), or try more often (`num_attempts`, `--attempts`)",
     ),
-    _wording("request timeout expired", DeadlineExceeded, "it waited too long in a queue of the server"),
-    _wording(
+    _Wording("request timeout expired", DeadlineExceeded, "it waited too long in a queue of the server"),
+    _Wording(
         "no answer within",
         DeadlineExceeded,
         "allow more (`timeout_s`, `--timeout`), or see if the server can be reached and is not overloaded",
     ),
-    _wording(
+    _Wording(
         "protocol is restricted",
         AccessDenied,
         "send the header it names: headers={'triton-grpc-protocol-...': key}",
     ),
-    _wording(
+    _Wording(
         "has no available versions|not at ready state|is stopping|server not ready|server exiting",
         ModelNotReady,
         "the server or the model starts or ends; try more often (`num_attempts`, `--attempts`), or see in the server's "
         "log whether it could be loaded",
     ),
-    _wording(
+    _Wording(
         "stub process .* is not healthy",
         ModelNotReady,
         "the model's process has ended or stands still; another server may answer, or this one once started anew",
     ),
-    _wording(
+    _Wording(
         "unknown model",
         ModelNotFound,
         "a server has the models that were there when it started; `models()` lists them, as does "
         "`curl -X POST HOST:8000/v2/repository/index`",
     ),
-    _wording(
+    _Wording(
         "unexpected inference (input|output)|data-type is|batch-size must|byte size mismatch|"
         "expected \\d+ inputs|unexpected shape",
         ServerError,
         "the model must take AUDIO and give TRANSCRIPT and RESULT, as the ensemble `<model>` does; "
         "its stages and `<model>_pcm` do not",
     ),
-    _wording(
+    _Wording(
         "http2 header with status: 413",
         ServerError,
         "a proxy before the server takes no request of this size, unless its limit is raised (nginx: "
         "`client_max_body_size`)",
         size_advice=SHORTEN_ADVICE,
     ),
-    _wording(
+    _Wording(
         "http2 header with status: 400",
         ServerError,
         "a proxy before the server refused the request; nginx does so where it wants a client certificate, "
         + CERTIFICATE_ADVICE,
     ),
-    _wording(
+    _Wording(
         "http2 header with status: 40[13]",
         AccessDenied,
         "a proxy before the server wants a key: `api_key` (of the command, CARNELIAN_API_KEY) or `headers`",
     ),
-    _wording(
+    _Wording(
         "http2 header with status: 429",
         ServerBusy,
         "a proxy before the server limits the requests; send fewer clips at a time (`concurrency`), or try more often "
         "(`num_attempts`, `--attempts`)",
     ),
-    _wording("http2 header with status: 50[23]", ConnectError, "a proxy answers, but does not reach the server"),
-    _wording(
+    _Wording("http2 header with status: 50[23]", ConnectError, "a proxy answers, but does not reach the server"),
+    _Wording(
         "http2 header with status: 504",
         ConnectError,
         "a proxy does not reach the server, or waits for it for less time than `timeout_s`; let it wait longer (nginx: "
         "`grpc_read_timeout`, HAProxy: `timeout server`)",
     ),
-    _wording(
+    _Wording(
         "http2 header with status: 3",
         ServerError,
         "what answers sends callers elsewhere, as proxies do from port 80; use the port of its TLS in `url`, and `tls`",
     ),
-    _wording(
+    _Wording(
         "http2 header with status: (?!404)|data frame with end_stream",
         ServerError,
         "a proxy or a web server answered in the place of Triton; check `url`, that the proxy passes gRPC on (nginx: "
         "`grpc_pass`), and its log",
     ),
-    _wording(
+    _Wording(
         "goaway received; error code: 11; debug text: \\)",
         ServerError,
         "nginx does so if headers are too long (by default, over 8 KB); send shorter `headers` or a shorter key",
     ),
-    _wording("metadata size exceeds", ServerError, "send shorter `headers`, a shorter key, or a shorter `request_id`"),
-    _wording("message larger than max", InvalidAudio, size_advice=SHORTEN_ADVICE),
-    _wording("too little memory for an input", InvalidAudio),
-    _wording("no samples|empty audio", InvalidAudio),
-    _wording("not finite|non-finite", InvalidAudio),
-    _wording("^too long: ", InvalidAudio, size_advice=CUT_ADVICE),
-    _wording("too long|too short", InvalidAudio),
-    _wording("malformed 'fmt", InvalidAudio, f"the file is damaged, or of a codec that is not read; {CONVERT_ADVICE}"),
-    _wording("error decoding|malformed|chunk marker", InvalidAudio, "the file is damaged or cut short"),
-    _wording("flac decoder", InvalidAudio, f"the file is damaged, or FLAC within Ogg; {CONVERT_ADVICE}"),
+    _Wording("metadata size exceeds", ServerError, "send shorter `headers`, a shorter key, or a shorter `request_id`"),
+    _Wording("message larger than max", InvalidAudio, size_advice=SHORTEN_ADVICE),
+    _Wording("too little memory for an input", InvalidAudio),
+    _Wording("no samples|empty audio", InvalidAudio),
+    _Wording("not finite|non-finite", InvalidAudio),
+    _Wording("^too long: ", InvalidAudio, size_advice=CUT_ADVICE),
+    _Wording("too long|too short", InvalidAudio),
+    _Wording("malformed 'fmt", InvalidAudio, f"the file is damaged, or of a codec that is not read; {CONVERT_ADVICE}"),
+    _Wording("error decoding|malformed|chunk marker", InvalidAudio, "the file is damaged or cut short"),
+    _Wording("flac decoder", InvalidAudio, f"the file is damaged, or FLAC within Ogg; {CONVERT_ADVICE}"),
     # Only what looks like WAV, FLAC or Ogg gets as far as to the server: the codec is one it does not read.
-    _wording(
+    _Wording(
         "encoded data|(unsupported|unimplemented|unknown) .*format|format not recogni[sz]ed",
         InvalidAudio,
         CONVERT_ADVICE,
     ),
     # TLS 1.3 hears of a refused client certificate after its handshake: as bytes that it cannot read, or as an end.
-    _wording(
+    _Wording(
         "unwrap failed|_alert_.*(certificate|unknown_ca|access_denied|handshake_failure)",
         ConnectError,
         f"the server refused this client: it must have a client certificate, {CERTIFICATE_ADVICE}",
     ),
-    _wording(
+    _Wording(
         "socket closed|connection reset|broken pipe|http1|parsing http/2",
         ConnectError,
         "the server ended, or wants `tls`, or `url` is not its gRPC port (usually 8001; 8000 speaks HTTP), "
         f"or it wants a client certificate, {CERTIFICATE_ADVICE}",
     ),
-    _wording(
+    _Wording(
         "rst_stream|goaway",
         ConnectError,
         "the server or a proxy gave up; HAProxy may do so if `proto h2` is missing from the line of its server",
     ),
-    _wording(
+    _Wording(
         "security handshaker",
         ConnectError,
         "the files of `tls` must be PEM, and the key that of the certificate, without a password",
     ),
-    _wording(
+    _Wording(
         "hostname verification",
         ConnectError,
         "the server's certificate does not name the host in `url`; use a name that it has, or add this one to it",
     ),
-    _wording(
+    _Wording(
         "certificate has expired|certificate is not yet valid",
         ConnectError,
         "the server's certificate is out of date, or the clock of this machine is wrong",
     ),
-    _wording("tls handshake|ssl_error", ConnectError, "check `tls`: both sides must use it, with a CA both trust"),
-    _wording("resolv", ConnectError, "check the host name in `url`"),
-    _wording(
+    _Wording("tls handshake|ssl_error", ConnectError, "check `tls`: both sides must use it, with a CA both trust"),
+    _Wording("resolv", ConnectError, "check the host name in `url`"),
+    _Wording(
         "http proxy returned",
         ConnectError,
         "the proxy of the environment refused; list the server in `no_proxy` to do without it",
     ),
-    _wording(
+    _Wording(
         "failed to connect|connection attempt timed out|handshaker shutdown|endpoint closing",
         ConnectError,
         # gRPC tells of the last address that it tried, which for localhost may not be the one where something answers.
@@ -233,7 +229,7 @@ def error_from_answer(status: str | None, details: str) -> CarnelianClientError:
     if status == "UNIMPLEMENTED":  # Triton has every method that is called here
         advice = "this is not the gRPC endpoint of a Triton; check `url`, or the route of the proxy before it"
     for wording in _WORDINGS:
-        if _may_mean(wording, status) and wording.pattern.search(words):
+        if _may_mean(wording, status) and re.search(wording.pattern, words, re.IGNORECASE):
             _, kind, advice, size_advice = wording
             break
     message = words or "no reason was given"
