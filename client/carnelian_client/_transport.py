@@ -15,6 +15,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -65,10 +66,7 @@ class Transport:
 
     def __init__(self, url: str, tls: TLS | None, metadata: Metadata) -> None:
         self._metadata = metadata
-        if tls is None:
-            self._channel = grpc.insecure_channel(url, options=_options(url))
-        else:
-            self._channel = grpc.secure_channel(url, _credentials(tls), options=_options(url))
+        self._channel = _open_channel(grpc, url, tls)
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
         self._is_closed = False
         self._in_flight: set[Any] = set()  # a call that nobody refers to is cancelled
@@ -147,10 +145,7 @@ class AsyncTransport:
 
     def __init__(self, url: str, tls: TLS | None, metadata: Metadata) -> None:
         self._metadata = metadata
-        if tls is None:
-            self._channel = grpc.aio.insecure_channel(url, options=_options(url))
-        else:
-            self._channel = grpc.aio.secure_channel(url, _credentials(tls), options=_options(url))
+        self._channel = _open_channel(grpc.aio, url, tls)
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
         self._is_closed = False
         self._in_flight: set[asyncio.Task[Any]] = set()
@@ -210,8 +205,12 @@ class AsyncTransport:
             raise _closed() from error
 
 
-def _options(url: str) -> tuple[tuple[str, str | int], ...]:
-    return (*_CHANNEL_OPTIONS, ("grpc.enable_http_proxy", 0)) if _OWN_ADDRESS.fullmatch(url) else _CHANNEL_OPTIONS
+def _open_channel(api: ModuleType, url: str, tls: TLS | None) -> Any:
+    """Open a channel of `grpc` or of `grpc.aio`."""
+    options = (*_CHANNEL_OPTIONS, ("grpc.enable_http_proxy", 0)) if _OWN_ADDRESS.fullmatch(url) else _CHANNEL_OPTIONS
+    if tls is None:
+        return api.insecure_channel(url, options=options)
+    return api.secure_channel(url, _credentials(tls), options=options)
 
 
 def _credentials(tls: TLS) -> grpc.ChannelCredentials:
