@@ -10,9 +10,8 @@ import os
 import secrets
 import stat
 import sys
-from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias, cast
 
 import typer
 
@@ -33,15 +32,8 @@ STDIN = "-"
 SUFFIXES = {"text": "txt"}
 API_KEY_VARIABLE = "CARNELIAN_API_KEY"
 
-
-class OutputFormat(str, Enum):
-    """The formats in which a transcript can be printed."""
-
-    TEXT = "text"
-    JSON = "json"
-    SRT = "srt"
-    VTT = "vtt"
-    CTM = "ctm"
+OutputFormat: TypeAlias = Literal["text", "json", "srt", "vtt", "ctm"]
+"""The formats in which a transcript can be printed."""
 
 
 def _folder(path: str) -> Path:
@@ -59,7 +51,7 @@ def transcribe(
     files: Annotated[list[str], typer.Argument(metavar="FILE...", help="Audio files; - is the standard input.")],
     url: Annotated[str, typer.Option(help="host:port of Triton's gRPC endpoint.")] = DEFAULT_URL,
     model: Annotated[str, typer.Option(help="Name of the model.")] = DEFAULT_MODEL,
-    output: Annotated[OutputFormat, typer.Option("--format", help="What to print.")] = OutputFormat.TEXT,
+    output: Annotated[OutputFormat, typer.Option("--format", help="What to print.")] = "text",
     as_json: Annotated[bool, typer.Option("--json", help="The same as --format json: one object a line.")] = False,
     is_long: Annotated[
         bool, typer.Option("--long", help="Files of any length: cut in their pauses, one file after the other.")
@@ -112,9 +104,9 @@ def transcribe(
     """
     from ._client import CarnelianClient
 
-    if as_json and output not in (OutputFormat.TEXT, OutputFormat.JSON):
-        raise typer.BadParameter(f"--json must come without another --format, but that is {output.value}; drop one")
-    kind = "json" if as_json else output.value
+    if as_json and output not in ("text", "json"):
+        raise typer.BadParameter(f"--json must come without another --format, but that is {output}; drop one")
+    kind = "json" if as_json else output
     if kind in ("srt", "vtt") and len(files) > 1 and out is None:
         raise typer.BadParameter(
             f"--format {kind} must have one file, or --out for a file each; there are {len(files)}"
