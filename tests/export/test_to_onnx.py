@@ -14,8 +14,8 @@ from carnelian_export.graph import gaps
 from carnelian_export.graph.folding import fold_batch_norms
 from carnelian_export.graph.gaps import LOUDEST
 from carnelian_export.graph.shaped import export_shaped
-from carnelian_export.graph.time_axis import Spacing, find_spacing
-from carnelian_export.graph.to_onnx import INPUTS, OPSET, OUTPUTS, export_padded, export_ragged, line_up
+from carnelian_export.graph.time_axis import Spacing, find_spacing, line_up
+from carnelian_export.graph.to_onnx import INPUTS, OPSET, OUTPUTS, export_padded, export_ragged
 from carnelian_export.parity import ParityError, check_parity, run, score
 from carnelian_training.checkpoint import build_model, load_model
 from carnelian_training.models.blocks import StageConfig

@@ -15,8 +15,8 @@ from carnelian_training.models.wav2vec2 import Wav2Vec2
 from torch import Tensor, nn
 
 from carnelian_export.graph.precision import lower
-from carnelian_export.graph.time_axis import find_spacing, moved_apart
-from carnelian_export.graph.to_onnx import count, to_rows, trace
+from carnelian_export.graph.time_axis import count, find_spacing, moved_apart, pack, unpack
+from carnelian_export.graph.to_onnx import score_waveforms, trace
 from carnelian_export.profiles import MAX_AUDIO_S, SHAPED_INPUTS
 
 MOST_SAMPLES = round(MAX_AUDIO_S * SAMPLE_RATE_HZ)
@@ -59,7 +59,7 @@ class ShapedAcoustic(nn.Module):
             )
             for gap in (self.spacing.near, self.spacing.far)
         )
-        packed, valid = pack(features, frames, real, starts, time, mels)
+        packed, valid = pack(features, sum_before(frames * mels), frames, real, starts, time, mels)
         body = packed.to(next(self.network.parameters()).dtype)
         with moved_apart(self.network, self.spacing, starts, starts_apart, real, time_apart, Mask):
             log_probs = self.network.score(body[None], Mask(valid[None, None, None]))[0]
@@ -67,8 +67,7 @@ class ShapedAcoustic(nn.Module):
         longest = min_of(longest_row(longest_request, request_sizes, rows) // mels, self.most_frames)
         longest = strided(longest, config.stride)  # type: ignore[arg-type, assignment]
         ends, first = strided(real, config.stride), starts_apart // config.stride
-        unpacked = to_rows(log_probs, torch.arange(longest), ends, first)
-        return unpacked, strided(counted, config.stride).int()
+        return unpack(log_probs, longest, ends, first), strided(counted, config.stride).int()
 
 
 class ShapedWaveforms(nn.Module):
@@ -83,16 +82,9 @@ class ShapedWaveforms(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Score a ragged batch, as :class:`ShapedAcoustic` does; `features` are samples and `shapes` [rows, 1]."""
         samples = shapes[:, 0].long()
-        counted, real = count(lengths, samples)
         # The limit saves memory, as in ShapedAcoustic.
         longest = min_of(longest_row(longest_request, request_sizes, lengths.shape[0]), MOST_SAMPLES)
-        time = torch.arange(longest)
-        inside = time < real[:, None]
-        index = torch.where(inside, sum_before(samples)[:, None] + time, features.shape[0])
-        waveforms = torch.cat([features, torch.zeros(1)])[index]  # positions past a clip's end read the zero
-        log_probs, ends = self.network(waveforms[:, None].to(self.network.head.weight.dtype), real)
-        inside = torch.arange(log_probs.shape[1]) < ends[:, None]
-        return torch.where(inside[:, :, None], log_probs, torch.zeros(())), self.network.output_lengths(counted).int()
+        return score_waveforms(self.network, features, sum_before(samples), samples, lengths, longest)
 
 
 def longest_row(longest_request: Tensor, request_sizes: Tensor, rows: int) -> int:
@@ -118,20 +110,6 @@ def sum_before(sizes: Tensor) -> Tensor:
     """Sum all entries before each one, [rows] -> [rows]. TensorRT 10.5 has no cumulative sum of integers."""
     rows = torch.arange(sizes.shape[0])
     return (sizes * (rows < rows[:, None]).long()).sum(1)
-
-
-def pack(
-    features: Tensor, frames: Tensor, real: Tensor, starts: Tensor, time: int, num_mels: int
-) -> tuple[Tensor, Tensor]:
-    """Lay ragged rows out along one time axis of a given length: [num_mels, time] float32 and [time] bool."""
-    position = torch.arange(time)
-    row = (position[:, None] >= starts).long().sum(1) - 1
-    since_start = position - starts[row]
-    valid = since_start < real[row]
-    first = sum_before(frames * num_mels)[row] + since_start
-    index = first + torch.arange(num_mels)[:, None] * frames[row]
-    padded = torch.cat([features, torch.zeros(1)])  # gaps read the zero at the end
-    return padded[torch.where(valid, index, features.shape[0])], valid
 
 
 def build_shaped(network: CtcNetwork, dtype: torch.dtype, hop_samples: int = 1) -> nn.Module:

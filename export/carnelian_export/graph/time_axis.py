@@ -1,4 +1,4 @@
-"""Choose where the clips of a batch lie on one time axis, with gaps as wide as convolutions look to either side.
+"""Lay the clips of a batch along one time axis, with gaps as wide as convolutions look to either side, and back.
 
 Most convolutions of QuartzNet look up to 37 frames to either side, and one of its last looks 86. If all gaps were as
 wide as that one needs, eight clips of two seconds would take 1,410 frames, 602 of them in gaps. So clips lie close
@@ -54,6 +54,75 @@ def find_spacing(network: StackNetwork) -> Spacing:
     return best
 
 
+def count(lengths: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the lengths that the senders claim, [rows, 1] int64, and how much of that each row has, [rows] int64.
+
+    Args:
+        lengths: [rows, 1] int32, the lengths that the senders claim; negative ones count as zero.
+        sizes: [rows] int64, the length of each row's tensor.
+    """
+    counted = lengths.long().clamp(min=0)  # the largest int32 would overflow when it is rounded up to a stride
+    return counted, torch.minimum(counted[:, 0], sizes)
+
+
+def line_up(lengths: Tensor, gap: int, stride: int) -> Tensor:
+    """Return where each clip starts on one time axis: at multiples of `stride`, at least `gap` behind the clip before.
+
+    `lengths` and the result are [rows] int64, in frames.
+    """
+    slots = strided(lengths + gap, stride) * stride
+    return slots.cumsum(0) - slots
+
+
+def owners(starts: Tensor, time: int | Tensor) -> tuple[Tensor, Tensor]:
+    """Return which row owns each position of a time axis, its gap included, and how far behind the row's start it is.
+
+    Args:
+        starts: [rows] int64, the position at which each row starts; the first one is 0.
+        time: The number of positions.
+
+    Returns:
+        The index of the row and the distance from its start, [time] int64 each.
+    """
+    position = torch.arange(time)  # type: ignore[arg-type]
+    row = (position[:, None] >= starts).sum(1) - 1
+    return row, position - starts[row]
+
+
+def pack(
+    features: Tensor, first: Tensor, frames: Tensor, real: Tensor, starts: Tensor, time: int | Tensor, num_mels: int
+) -> tuple[Tensor, Tensor]:
+    """Lay ragged rows out along one time axis.
+
+    Args:
+        features: [total] float32; the rows' [num_mels, frames] tensors, flat, in order.
+        first: [rows] int64, where each row's tensor starts in `features`.
+        frames: [rows] int64, the frames in each row's tensor.
+        real: [rows] int64, how many frames of each row to lay out, at most `frames`.
+        starts: [rows] int64, the position at which each row starts.
+        time: The number of positions, at least 1.
+        num_mels: The mel bands of a frame.
+
+    Returns:
+        The features, [num_mels, time] float32, zero in the gaps; and a mask, [time] bool, False in the gaps.
+    """
+    row, since_start = owners(starts, time)
+    valid = since_start < real[row]
+    lowest = first[row] + since_start  # the index in `features` of the lowest mel band
+    index = lowest + torch.arange(num_mels)[:, None] * frames[row]  # [num_mels, time]
+    # Gaps read a zero of their own, so that NaN stays in its row and a batch of empty rows has something to read.
+    padded = torch.cat([features, features.new_zeros(1)])
+    return padded[torch.where(valid, index, features.shape[0])], valid
+
+
+def unpack(packed: Tensor, longest: int | Tensor, lengths: Tensor, starts: Tensor) -> Tensor:
+    """Turn one time axis into a padded batch: [time, channels] -> [rows, longest, channels], zero after a row's end."""
+    time = torch.arange(longest)  # type: ignore[arg-type]
+    inside = time < lengths[:, None]  # [rows, longest]
+    index = torch.where(inside, starts[:, None] + time, 0)
+    return torch.where(inside[:, :, None], packed[index], torch.zeros(()))
+
+
 @contextmanager
 def moved_apart(
     network: StackNetwork,
@@ -80,9 +149,7 @@ def moved_apart(
         return
     stride = network.config.body_stride
     slots = strided(lengths + spacing.near, stride)
-    position = torch.arange((time + stride - 1) // stride)  # type: ignore[arg-type]
-    row = (position[:, None] >= starts_apart // stride).long().sum(1) - 1
-    since_start = position - (starts_apart // stride)[row]
+    row, since_start = owners(starts_apart // stride, (time + stride - 1) // stride)
     # All positions of a wider gap read the last frame of the clip's slot, which is in the gap before the move too.
     index = (starts // stride)[row] + torch.minimum(since_start, slots[row] - 1)
     moved = mask((since_start < strided(lengths, stride)[row])[None, None, None])

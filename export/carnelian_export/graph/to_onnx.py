@@ -23,7 +23,7 @@ from torch.nn import functional as F
 
 from carnelian_export.graph.gaps import LOUDEST, Gaps, silence_once
 from carnelian_export.graph.precision import lower
-from carnelian_export.graph.time_axis import find_spacing, moved_apart
+from carnelian_export.graph.time_axis import count, find_spacing, line_up, moved_apart, pack, unpack
 
 OPSET = 17  # the newest that ONNX Runtime 1.19 and TensorRT 10 both read in full
 INPUTS = ("FEATURES", "FEATURES_SHAPE", "FEATURE_LENGTH")
@@ -61,79 +61,22 @@ class RaggedAcoustic(nn.Module):
         frames = shapes[:, 1].long()
         counted, real = count(lengths, frames)
         starts, starts_apart = (line_up(real, gap, config.body_stride) for gap in (self.spacing.near, self.spacing.far))
-        packed, valid = pack(features, frames, real, starts, config.num_mels)
+        sizes = frames * config.num_mels
+        time, time_apart = ((at[-1] + real[-1]).clamp(min=1) for at in (starts, starts_apart))
+        packed, valid = pack(features, sizes.cumsum(0) - sizes, frames, real, starts, time, config.num_mels)
         # Features that are not finite must not reach a convolution: they could pass a gap or, in int8, become numbers.
         usable = packed.abs() <= LOUDEST
         body = torch.where(usable, packed, torch.zeros(())).to(next(self.network.parameters()).dtype)
-        time = (starts_apart[-1] + real[-1]).clamp(min=1)
-        with moved_apart(self.network, self.spacing, starts, starts_apart, real, time, self.mask):
+        with moved_apart(self.network, self.spacing, starts, starts_apart, real, time_apart, self.mask):
             log_probs = self.network.score(body[None], self.mask(valid[None, None, None]))[0]
         unusable = torch.where(usable, torch.zeros(()), torch.ones(())).sum(0)
         spoilt = F.max_pool1d(unusable[None, None], config.stride, ceil_mode=True)[0, 0]
         # The root of a negative number is NaN. NaN as a constant confuses ONNX Runtime's calibration for int8.
         spoilt = (-spoilt).sqrt()[:, None]
-        longest, ends = strided(frames.max(), config.stride), strided(real, config.stride)
+        longest, ends = strided(frames.max(), config.stride).clamp(min=1), strided(real, config.stride)
         unpacked = unpack(log_probs, longest, ends, starts_apart // config.stride)
         unpacked = unpacked + unpack(spoilt, longest, ends, starts // config.stride)
         return unpacked, strided(counted, config.stride).int()
-
-
-def count(lengths: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the lengths that the senders claim, [rows, 1] int64, and how much of that each row has, [rows] int64.
-
-    Args:
-        lengths: [rows, 1] int32, the lengths that the senders claim; negative ones count as zero.
-        sizes: [rows] int64, the length of each row's tensor.
-    """
-    counted = lengths.long().clamp(min=0)  # the largest int32 would overflow when it is rounded up to a stride
-    return counted, torch.minimum(counted[:, 0], sizes)
-
-
-def line_up(lengths: Tensor, gap: int, stride: int) -> Tensor:
-    """Return where each clip starts on one time axis: at multiples of `stride`, at least `gap` behind the clip before.
-
-    `lengths` and the result are [rows] int64, in frames.
-    """
-    slots = strided(lengths + gap, stride) * stride
-    return slots.cumsum(0) - slots
-
-
-def pack(features: Tensor, frames: Tensor, real: Tensor, starts: Tensor, num_mels: int) -> tuple[Tensor, Tensor]:
-    """Lay ragged rows out along one time axis.
-
-    Args:
-        features: [total] float32; the rows' [num_mels, frames] tensors, flat, in order.
-        frames: [rows] int64, the frames in each row's tensor.
-        real: [rows] int64, how many frames of each row to lay out, at most `frames`.
-        starts: [rows] int64, the position at which each row starts.
-        num_mels: The mel bands of a frame.
-
-    Returns:
-        The features, [num_mels, time] float32, zero in the gaps; and a mask, [time] bool, False in the gaps. `time` is
-        at least 1.
-    """
-    position = torch.arange((starts[-1] + real[-1]).clamp(min=1))  # type: ignore[call-overload]
-    row = (position[:, None] >= starts).sum(1) - 1  # [time], the row that owns each position and the gap after it
-    since_start = position - starts[row]
-    valid = since_start < real[row]
-    sizes = frames * num_mels
-    first = (sizes.cumsum(0) - sizes)[row] + since_start  # the index in `features` of the lowest mel band
-    index = first + torch.arange(num_mels)[:, None] * frames[row]  # [num_mels, time]
-    # Gaps read a zero of their own, so that NaN stays in its row and a batch of empty rows has something to read.
-    padded = torch.cat([features, features.new_zeros(1)])
-    return padded[torch.where(valid, index, features.shape[0])], valid
-
-
-def unpack(packed: Tensor, longest: Tensor, lengths: Tensor, starts: Tensor) -> Tensor:
-    """Turn one time axis into a padded batch: [time, channels] -> [rows, longest, channels], zero after a row's end."""
-    return to_rows(packed, torch.arange(longest.clamp(min=1)), lengths, starts)  # type: ignore[call-overload]
-
-
-def to_rows(packed: Tensor, time: Tensor, lengths: Tensor, starts: Tensor) -> Tensor:
-    """Turn one time axis into a padded batch, as :func:`unpack` does; `time` is 0, 1, ... [longest] int64."""
-    inside = time < lengths[:, None]  # [rows, longest]
-    index = torch.where(inside, starts[:, None] + time, 0)
-    return torch.where(inside[:, :, None], packed[index], torch.zeros(()))
 
 
 class RaggedWaveforms(nn.Module):
@@ -155,13 +98,33 @@ class RaggedWaveforms(nn.Module):
             lengths: [rows, 1] int32, the clip's samples as its sender counts them, which may exceed those of the row.
         """
         samples = shapes[:, 0].long()
-        counted, real = count(lengths, samples)
         first = samples.cumsum(0) - samples
-        waveforms = unpack(torch.cat([features, features.new_zeros(1)])[:, None], samples.max(), real, first)
-        waveforms = waveforms.to(self.network.head.weight.dtype)
-        log_probs, ends = self.network(waveforms.transpose(1, 2), real)
-        inside = torch.arange(log_probs.shape[1]) < ends[:, None]
-        return torch.where(inside[:, :, None], log_probs, torch.zeros(())), self.network.output_lengths(counted).int()
+        return score_waveforms(self.network, features, first, samples, lengths, samples.max().clamp(min=1))
+
+
+def score_waveforms(
+    network: Wav2Vec2, features: Tensor, first: Tensor, samples: Tensor, lengths: Tensor, longest: int | Tensor
+) -> tuple[Tensor, Tensor]:
+    """Score a ragged batch with wav2vec 2.0, as padded rows.
+
+    Args:
+        network: In evaluation mode.
+        features: [total] float32; the rows' samples, flat, in order.
+        first: [rows] int64, where each row starts in `features`.
+        samples: [rows] int64, the samples of each row.
+        lengths: [rows, 1] int32, the clip's samples as its sender counts them, which may exceed those of the row.
+        longest: The length to pad the rows to, in samples.
+
+    Returns:
+        LOG_PROBS and LOG_PROB_LENGTH, as :class:`RaggedAcoustic` returns them.
+    """
+    counted, real = count(lengths, samples)
+    time = torch.arange(longest)  # type: ignore[arg-type]
+    index = torch.where(time < real[:, None], first[:, None] + time, features.shape[0])
+    waveforms = torch.cat([features, features.new_zeros(1)])[index]  # positions past a clip's end read the zero
+    log_probs, ends = network(waveforms[:, None].to(network.head.weight.dtype), real)
+    inside = torch.arange(log_probs.shape[1]) < ends[:, None]
+    return torch.where(inside[:, :, None], log_probs, torch.zeros(())), network.output_lengths(counted).int()
 
 
 class PlainPositions(nn.Module):
