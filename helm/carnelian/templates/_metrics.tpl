@@ -20,8 +20,3 @@ sum by ({{ .by }}) (rate(nv_inference_request_duration_us{{ "{" }}{{ .ensembles 
 * sum by ({{ .by }}) (rate(carnelian_audio_seconds_total{{ "{" }}{{ .clips }}{{ "}" }}[{{ .window }}]))
 / clamp_min(sum by ({{ .by }}) (rate(nv_inference_request_success{{ "{" }}{{ .ensembles }}{{ "}" }}[{{ .window }}])), 1e-6)
 {{- end -}}
-
-{{- define "carnelian.targetLabels" -}}
-- targetLabel: release
-  replacement: {{ include "carnelian.fullname" . }}
-{{- end -}}

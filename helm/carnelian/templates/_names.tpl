@@ -23,29 +23,24 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
 app.kubernetes.io/component: server
 {{- end -}}
 
-{{/* Labels of an object; takes (list $ "component"). */}}
-{{- define "carnelian.labels" -}}
-{{- $root := index . 0 -}}
+{{/* The whole `metadata` of an object. Takes (dict "of" $ "component" "server") with, if need be, "labels", "annotations", and a
+"suffix" of the release's name or another "name". A key counts where it is first: in the chart's own labels, commonLabels, "labels";
+in "annotations", commonAnnotations. */}}
+{{- define "carnelian.metadata" -}}
+{{- $root := .of -}}
 {{- $standard := dict
   "helm.sh/chart" (printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-")
   "app.kubernetes.io/name" (include "carnelian.name" $root)
   "app.kubernetes.io/instance" $root.Release.Name
   "app.kubernetes.io/version" $root.Chart.AppVersion
-  "app.kubernetes.io/component" (index . 1)
+  "app.kubernetes.io/component" .component
   "app.kubernetes.io/part-of" "carnelian"
   "app.kubernetes.io/managed-by" $root.Release.Service -}}
-{{- merge $standard (default dict $root.Values.commonLabels) | toYaml -}}
-{{- end -}}
-
-{{/* The whole `metadata`; takes (list $ "component" "suffix" annotations). */}}
-{{- define "carnelian.metadata" -}}
-{{- $root := index . 0 -}}
-{{- $suffix := index . 2 -}}
-name: {{ include "carnelian.fullname" $root }}{{ with $suffix }}-{{ . }}{{ end }}
+name: {{ default (list (include "carnelian.fullname" $root) .suffix | compact | join "-") .name | toYaml }}
 namespace: {{ $root.Release.Namespace | quote }}
 labels:
-  {{- include "carnelian.labels" (list $root (index . 1)) | nindent 2 }}
-{{- with merge (dict) (index . 3) (default dict $root.Values.commonAnnotations) }}
+  {{- merge $standard (default dict $root.Values.commonLabels) (default dict .labels) | toYaml | nindent 2 }}
+{{- with merge (dict) (default dict .annotations) (default dict $root.Values.commonAnnotations) }}
 annotations:
   {{- toYaml . | nindent 2 }}
 {{- end }}

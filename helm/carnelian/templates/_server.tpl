@@ -124,13 +124,6 @@ of a file often ends its line, which no header can: the arguments lose line ends
 {{- eq .Values.modelRepository.source "bucket" | ternary .Values.modelRepository.bucket.url .Values.modelRepository.path -}}
 {{- end -}}
 
-{{- define "carnelian.env" -}}
-{{ include "carnelian.ownEnv" . }}
-{{- with .Values.extraEnv }}
-{{ toYaml . }}
-{{- end }}
-{{- end -}}
-
 {{- define "carnelian.ownEnv" -}}
 {{- $bucket := .Values.modelRepository.bucket -}}
 {{ include "carnelian.home" . }}
