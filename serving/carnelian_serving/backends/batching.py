@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from typing import Any
 
-import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from carnelian_serving.backends.model_config import Array, ModelConfig
@@ -37,7 +37,7 @@ class Batches:
         Args:
             config: The model's configuration.
             run_batch: Turns input arrays into output arrays, one of each for every request. Outputs may be views that
-                the next call overwrites, because Triton has copied them by then; single runs copy them.
+                the next call overwrites, because Triton has copied them by then.
             split: Divides the requests, by their input arrays, into consecutive parts that run together. The requests
                 of a part are answered as soon as it has run.
             error_code: The code of the answer to a request that fails, as the native backend gives it: a name in
@@ -53,7 +53,7 @@ class Batches:
         """Return a response for each request, in their order; None for those that have been answered already."""
         inputs = [self._read_inputs(request) for request in requests]
         if len(requests) == 1:
-            return self._answer(requests, inputs)
+            return list(self._answer(requests, inputs))
         # Each answer is sent by itself. If answers that are returned find no room in /dev/shm, all fail with the first;
         # and if some were sent before, Triton (2.51) frees what it has of those a second time, and crashes.
         responses: list[Any] = []
@@ -66,21 +66,16 @@ class Batches:
         found = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
         return {tensor.name: found[tensor.name] for tensor in self._config.inputs}
 
-    def _answer(self, requests: Sequence[Any], inputs: Sequence[dict[str, Array]]) -> list[Any]:
+    def _answer(self, requests: Sequence[Any], inputs: Sequence[dict[str, Array]]) -> Iterable[Any]:
+        """Return a response for each request; after an error each is made when it is asked for, by a run of its own."""
         try:
             return self._respond(requests, self._run_batch(_transpose(inputs)))
         except Exception as error:
             if len(requests) == 1:
                 return [self._refuse(requests[0], error)]
-        responses = []
-        for request, arrays in zip(requests, inputs, strict=True):
-            try:
-                outputs = self._run_batch(_transpose([arrays]))
-                copies = {name: [np.copy(array) for array in rows] for name, rows in outputs.items()}
-                responses += self._respond([request], copies)
-            except Exception as error:
-                responses.append(self._refuse(request, error))
-        return responses
+        return chain.from_iterable(
+            self._answer([request], [arrays]) for request, arrays in zip(requests, inputs, strict=True)
+        )
 
     def _respond(self, requests: Sequence[Any], outputs: Rows) -> list[Any]:
         responses = []
