@@ -8,7 +8,6 @@ import select
 import signal
 import sys
 from collections.abc import Sequence
-from enum import Enum
 from pathlib import Path
 from types import FrameType
 from typing import Annotated
@@ -17,7 +16,7 @@ import typer
 
 from carnelian_serving.endings import KILLED, describe_exit
 from carnelian_serving.errors import ServerError
-from carnelian_serving.launcher import Server
+from carnelian_serving.launcher import LogLevel, Server
 from carnelian_serving.triton_options import has_port
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -33,15 +32,6 @@ def _folder(path: str) -> Path:
 
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-
-
-class LogLevel(str, Enum):
-    """How much of Triton's log is shown."""
-
-    error = "error"
-    warning = "warning"
-    info = "info"
-    verbose = "verbose"
 
 
 @app.command()
@@ -71,7 +61,7 @@ def serve(
     exit_timeout: Annotated[
         int, typer.Option(help="Seconds that what the models are at may take when the server stops.", min=1)
     ] = 30,
-    log_level: Annotated[LogLevel, typer.Option(help="How much of Triton's log to show.")] = LogLevel.warning,
+    log_level: Annotated[LogLevel, typer.Option(help="How much of Triton's log to show.")] = "warning",
 ) -> None:
     """Serve a model repository with Triton Inference Server until SIGTERM or Ctrl-C.
 
@@ -96,7 +86,7 @@ def serve(
             grpc_port=grpc_port,
             metrics_port=metrics_port,
             threads=threads,
-            log_level=log_level.value,
+            log_level=log_level,
             ready_timeout_s=start_timeout,
             exit_timeout_s=exit_timeout,
             triton_options=triton_options or (),

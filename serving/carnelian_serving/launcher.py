@@ -48,7 +48,7 @@ FAILED_WHILE_LOADING_S = 30.0
 """How long Triton may take to end after an instance of a model failed to load. It loads the other models first, and may
 then hang."""
 
-_LOG_OPTIONS: dict[str, tuple[str, ...]] = {
+_LOG_OPTIONS: dict[LogLevel, tuple[str, ...]] = {
     "error": ("--log-info=false", "--log-warning=false"),
     "warning": ("--log-info=false",),
     "info": (),
