@@ -295,5 +295,6 @@ class Server:
             connection.close()
 
     def _explain_exit(self, crashed: Sequence[Crash]) -> str:
-        logs = [option.partition("=")[2] for option in self._triton_options if option.startswith("--log-file=")]
-        return "\n  ".join([self._triton.explain_exit(crashed), *(f"its log is in {path}" for path in logs)])
+        reasons = self._triton.explain_exit(crashed)
+        log_file = by_name(self._triton_options).get("--log-file")
+        return f"{reasons}\n  its log is in {log_file}" if log_file else reasons
