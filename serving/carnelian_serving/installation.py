@@ -42,8 +42,11 @@ class Installation:
     """The value of `--backend-directory`; None for the installation's own."""
     environment: Mapping[str, str]
     """Variables to set for the server and its stubs."""
-    is_native: bool
-    """Whether the backends are Triton's own, written in C++."""
+
+    @property
+    def is_native(self) -> bool:
+        """Whether the backends are Triton's own, written in C++."""
+        return self.backend_directory is None
 
 
 def find_installation(scratch: Path) -> Installation:
@@ -57,7 +60,7 @@ def find_installation(scratch: Path) -> Installation:
     """
     native = find_native(shutil.which("tritonserver"), NATIVE_ROOT)
     if native is not None:
-        return Installation(native, None, {}, is_native=True)
+        return Installation(native, None, {})
     return prepare_wheel(scratch)
 
 
@@ -129,7 +132,6 @@ def prepare_wheel(scratch: Path) -> Installation:
             # `python3` on PATH.
             "PATH": os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath))),
         },
-        is_native=False,
     )
 
 

@@ -204,7 +204,7 @@ def test_threads_of_the_command_line_override_the_configuration(monkeypatch: pyt
 
 
 def test_the_threads_of_a_native_server_are_those_of_its_onnxruntime(cut_repository: Path) -> None:
-    native = Installation(Path("tritonserver"), None, {}, is_native=True)
+    native = Installation(Path("tritonserver"), None, {})
     plain, with_threads = (
         [option for option in Server(cut_repository, threads=count)._command(native, Path("r")) if "onnx" in option]
         for count in (None, 3)
