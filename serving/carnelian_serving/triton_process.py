@@ -10,6 +10,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 
 from carnelian_serving.endings import KILLED, Crash, describe_crash, describe_exit, has_ended
 from carnelian_serving.errors import ServerError
@@ -49,7 +50,6 @@ class TritonProcess:
         """The shared memory of its Python-based instances."""
         self._process: subprocess.Popen[str] | None = None
         self._is_over = False
-        self._stubs: StubWatch | None = None
 
     @property
     def is_running(self) -> bool:
@@ -70,7 +70,7 @@ class TritonProcess:
     @property
     def num_instances(self) -> int:
         """The number of Python-based model instances."""
-        return 0 if self._stubs is None else self._stubs.num_instances
+        return self._stubs.num_instances
 
     def start(self, command: Sequence[str], environment: Mapping[str, str], rewrite: Callable[[str], str]) -> None:
         """Start the process.
@@ -99,7 +99,6 @@ class TritonProcess:
                 pass_fds=self.regions.claim(environment["TMPDIR"]),
                 start_new_session=True,  # Ctrl-C in a terminal reaches the launcher alone
             )
-        self._stubs = StubWatch(self._process.pid)
         assert self._process.stdout is not None
         self.log.follow(self._process.stdout, rewrite)
 
@@ -135,7 +134,7 @@ class TritonProcess:
                         f"every model instance must be alive, but {describe_crash(crashed)}. Triton does not start it "
                         "again; start carnelian-serve anew"
                     ) from None
-                if stopped := self._stopped_instances():
+                if stopped := self._stubs.stopped(STOPPED_CHECKS):
                     raise ServerError(
                         f"every model instance must be running, but the process of {', '.join(stopped)} stands still, "
                         "as SIGSTOP or a debugger stops it, and its requests fail; start carnelian-serve anew"
@@ -158,7 +157,7 @@ class TritonProcess:
 
     def crashed_instances(self) -> list[Crash]:
         """Return the instances that were seen crashed in two looks."""
-        return [] if self._stubs is None else self._stubs.crashed()
+        return self._stubs.crashed()
 
     def last_lines(self) -> list[str]:
         """Return the last ten lines of the log, without those that say nothing."""
@@ -185,7 +184,7 @@ class TritonProcess:
     def _end(self, process: subprocess.Popen[str], exit_timeout_s: float) -> None:
         try:
             # Triton would wait for a crashed or stopped instance, in vain, for as long as it may.
-            is_lost = self._stubs is not None and bool(self._stubs.crashed_by_now() or self._stopped_instances())
+            is_lost = bool(self._stubs.crashed_by_now() or self._stubs.stopped(STOPPED_CHECKS))
             timeout_s = 0.0 if is_lost else exit_timeout_s + EXIT_MARGIN_S
             process.terminate()
             if not has_ended(process, timeout_s) and not is_lost:
@@ -204,8 +203,9 @@ class TritonProcess:
                     time.sleep(0.01)
             self._is_over = True  # only now, so that a second call goes on if this one is interrupted
 
-    def _stopped_instances(self) -> list[str]:
-        return [] if self._stubs is None else self._stubs.stopped(STOPPED_CHECKS)
+    @cached_property
+    def _stubs(self) -> StubWatch:
+        return StubWatch(self._started().pid)
 
     def _started(self) -> subprocess.Popen[str]:
         if self._process is None:
