@@ -39,20 +39,11 @@ PARAMETERS = (
     *CUDA_PARAMETERS,
 )
 DEFAULT_FILENAME = "model.onnx"
+_ONNX_NAMES = {"TYPE_FP32": "float", "TYPE_FP64": "double"}
 ONNX_TYPES = {
-    "tensor(bool)": "TYPE_BOOL",
-    "tensor(uint8)": "TYPE_UINT8",
-    "tensor(uint16)": "TYPE_UINT16",
-    "tensor(uint32)": "TYPE_UINT32",
-    "tensor(uint64)": "TYPE_UINT64",
-    "tensor(int8)": "TYPE_INT8",
-    "tensor(int16)": "TYPE_INT16",
-    "tensor(int32)": "TYPE_INT32",
-    "tensor(int64)": "TYPE_INT64",
-    "tensor(float16)": "TYPE_FP16",
-    "tensor(float)": "TYPE_FP32",
-    "tensor(double)": "TYPE_FP64",
+    f"tensor({_ONNX_NAMES.get(data_type, np.dtype(dtype).name)})": data_type for data_type, dtype in DTYPES.items()
 }
+"""Triton's name for each element type, by ONNX Runtime's; that is numpy's, but for two."""
 GRAPH_LEVELS = {
     -1: onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC,
     1: onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
