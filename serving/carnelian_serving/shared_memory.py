@@ -13,6 +13,7 @@ import os
 import re
 import secrets
 import shutil
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -44,11 +45,7 @@ class Regions:
     @property
     def num_bytes(self) -> int:
         """The memory that the regions take, in bytes."""
-        found = 0
-        for region in _find(self.prefix):
-            with contextlib.suppress(FileNotFoundError):  # Triton has removed it
-                found += region.stat().st_blocks * 512
-        return found
+        return sum(status.st_blocks * 512 for _, status in _find(self.prefix))
 
     def claim(self, scratch: str) -> tuple[int, ...]:
         """Mark the regions as in use until every process that inherits the returned file descriptors has ended.
@@ -69,9 +66,9 @@ class Regions:
 
     def close_to_others(self) -> None:
         """Close the regions, which hold what callers sent, to other users. Triton opens them, whatever the umask."""
-        for region in _find(self.prefix):
+        for region, status in _find(self.prefix):
             with contextlib.suppress(FileNotFoundError):  # Triton has removed it
-                if not region.is_dir():
+                if not stat.S_ISDIR(status.st_mode):
                     region.chmod(0o600)
 
     def remove(self) -> None:
@@ -109,7 +106,7 @@ def describe_shortage(room_bytes: int, num_instances: int) -> str:
 
 def remove_leftovers() -> None:
     """Remove this user's regions that no process claims any more, and the same servers' folders for temporary files."""
-    for path in _find(REGIONS):
+    for path, _ in _find(REGIONS):
         name = _LOCK_NAME.fullmatch(path.name)
         if name is None:
             continue
@@ -125,15 +122,18 @@ def remove_leftovers() -> None:
                 os.close(lock)
 
 
-def _find(prefix: str) -> Iterator[Path]:
-    """Yield the entries that this user owns; others may create such names too."""
+def _find(prefix: str) -> Iterator[tuple[Path, os.stat_result]]:
+    """Yield the entries that this user owns, and their status; others may create such names too."""
     for path in SHARED_MEMORY.glob(f"{glob.escape(prefix)}*"):
-        with contextlib.suppress(FileNotFoundError):
-            if path.lstat().st_uid == os.geteuid():
-                yield path
+        try:
+            status = path.lstat()
+        except FileNotFoundError:  # Triton has removed it
+            continue
+        if status.st_uid == os.geteuid():
+            yield path, status
 
 
 def _remove(prefix: str) -> None:
-    for region in _find(prefix):
-        if not region.is_dir():  # the scratch of a server whose TMPDIR is here
+    for region, status in _find(prefix):
+        if not stat.S_ISDIR(status.st_mode):  # the scratch of a server whose TMPDIR is here
             region.unlink(missing_ok=True)

@@ -26,6 +26,7 @@ from carnelian_export.graph.quantise import check_quantisable, quantise
 from carnelian_export.graph.shaped import export_shaped
 from carnelian_export.graph.to_onnx import INPUTS, OPSET, OUTPUTS, export_ragged
 from carnelian_export.profiles import SHAPED_INPUTS, Profile, shapes_of
+from carnelian_serving.backends.onnxruntime.providers import load_cuda
 from carnelian_serving.backends.onnxruntime.spinning import limit_spinning
 from carnelian_serving.backends.parts import MAX_RUN_ELEMENTS, split
 from carnelian_training.config import Config
@@ -161,8 +162,8 @@ def open_session(graph: onnx.ModelProto, device: str, threads: int) -> onnxrunti
     options.enable_mem_pattern = False
     limit_spinning(options)
     provider = (wanted, {"use_tf32": "0", "cudnn_conv_algo_search": "HEURISTIC"} if device == "cuda" else {})
-    if device == "cuda" and hasattr(onnxruntime, "preload_dlls"):  # since 1.21; CUDA and cuDNN of pip's packages
-        onnxruntime.preload_dlls()
+    if device == "cuda":
+        load_cuda()
     with tempfile.TemporaryDirectory() as scratch:  # ONNX Runtime loads a graph over 2 GiB only by path
         path = Path(scratch) / "model.onnx"
         save(graph, path)

@@ -58,8 +58,8 @@ def open_session(
     Raises:
         ConfigError: It cannot be loaded.
     """
-    if len(providers) > 1 and hasattr(onnxruntime, "preload_dlls"):  # since 1.21
-        onnxruntime.preload_dlls()  # CUDA and cuDNN of pip's packages, which the dynamic linker does not find
+    if len(providers) > 1:
+        load_cuda()
     session = onnxruntime.InferenceSession(str(path), options, providers=providers, enable_fallback=0)
     wanted, found = providers[0][0], session.get_providers()[0]
     if found != wanted:
@@ -68,6 +68,12 @@ def open_session(
             "install the CUDA, cuDNN and TensorRT that the log asks for, or set `KIND_CPU`"
         )
     return session
+
+
+def load_cuda() -> None:
+    """Load CUDA and cuDNN of pip's packages, which the dynamic linker does not find."""
+    if hasattr(onnxruntime, "preload_dlls"):  # since 1.21
+        onnxruntime.preload_dlls()
 
 
 def prepares_each_shape(version: str) -> bool:
