@@ -179,20 +179,23 @@ def test_training_on_a_gpu_is_as_fast_as_its_raw_files_say():
     for title, batch, *shown in rows_of("perf/docs/training.md", "| model | batch | TF32 | "):
         raw = json.loads(read(f"perf/results/{MODELS[title]}_training_gpu.json"))
         for precision, rate in zip(("tf32", "fp16", "bf16"), shown, strict=False):
-            cell = {"form": "Carnelian", "precision": precision, "batch": int(batch), "processes": 1}
-            found = [int(batch) / statistics.median(r["wall_s"]) for r in raw["results"] if r["cell"] == cell]
+            found = training_rates(f"{MODELS[title]}_training_gpu", precision, int(batch))
             assert [f"{value:.0f}" for value in found] == ([rate] if rate else [])
         (floor,) = [f for f in raw["floors"] if (f["precision"], f["batch"]) == ("fp16", int(batch))]
         least_s = max(floor["gflop"] / raw["gflop_per_s"]["fp16"], floor["gbyte"] / raw["gbyte_per_s"])
         assert shown[3] in ("", f"{int(batch) / least_s:.0f}")
 
 
-def training_rate(raw: str, precision: str, batch: int, form: str = "Carnelian") -> float:
-    """Clips a second in the median step."""
+def training_rates(raw: str, precision: str, batch: int, form: str = "Carnelian") -> list[float]:
+    """Clips a second in the median step; nothing if that was not measured."""
     cell = {"form": form, "precision": precision, "batch": batch, "processes": 1}
     results = json.loads(read(f"perf/results/{raw}.json"))["results"]
-    (result,) = [result for result in results if result["cell"] == cell]
-    return batch / statistics.median(result["wall_s"])
+    return [batch / statistics.median(result["wall_s"]) for result in results if result["cell"] == cell]
+
+
+def training_rate(raw: str, precision: str, batch: int, form: str = "Carnelian") -> float:
+    (rate,) = training_rates(raw, precision, batch, form)
+    return rate
 
 
 def test_what_pages_say_of_training_on_a_gpu_is_that_of_the_raw_files():
