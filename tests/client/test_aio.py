@@ -192,14 +192,14 @@ def test_a_call_that_the_other_side_cancels_is_made_again(run, triton, wav):
 def test_closing_ends_calls_in_flight_and_cancels_no_task(run, triton, wav, late):
     async def use(client):
         task = asyncio.create_task(client.transcribe(wav))
-        while not triton.requests:
+        while not triton.requests and not task.done():
             await asyncio.sleep(0.01)
         await client.close()
         with pytest.raises(TransportError, match="closed"):
             await task
 
     triton.script = [late]
-    run(use)
+    run(use, timeout_s=60)
 
 
 def test_closing_leaves_nothing_to_the_next_event_loop(run, triton, wav, late, caplog):
@@ -220,7 +220,7 @@ def test_closing_leaves_nothing_to_the_next_event_loop(run, triton, wav, late, c
 def test_closing_ends_calls_between_two_attempts(run, triton, wav):
     async def use(client):
         task = asyncio.create_task(client.transcribe(wav))
-        while not triton.requests:
+        while not triton.requests and not task.done():
             await asyncio.sleep(0.001)
         await asyncio.sleep(0.2)  # the answer comes, and the wait begins
         await client.close()
@@ -235,7 +235,7 @@ def test_closing_ends_calls_between_two_attempts(run, triton, wav):
 def test_a_cancelled_task_stays_cancelled_when_the_client_is_closed(run, triton, wav, late):
     async def use(client):
         task = asyncio.create_task(client.transcribe(wav))
-        while not triton.requests:
+        while not triton.requests and not task.done():
             await asyncio.sleep(0.01)
         task.cancel()
         await client.close()
@@ -243,7 +243,7 @@ def test_a_cancelled_task_stays_cancelled_when_the_client_is_closed(run, triton,
             await task
 
     triton.script = [late]
-    run(use)
+    run(use, timeout_s=60)
 
 
 async def listed(outcomes):
