@@ -13,6 +13,7 @@ from carnelian_training.precision import DTYPES
 from carnelian_export.engine import EngineRun, build_engine
 from carnelian_export.graph.quantise import check_quantisable, quantise, read_features
 from carnelian_export.graph.shaped import build_shaped, export_shaped
+from carnelian_export.graph.stepped import export_stepped
 from carnelian_export.graph.to_onnx import OUTPUTS, export_ragged
 from carnelian_export.parity import ClipFeatures, Scores, check_distributions, check_parity, compare, make_inputs
 from carnelian_export.profiles import SHAPED_INPUTS, choose_profiles, shapes_of
@@ -52,8 +53,12 @@ def write_acoustic(folder: Path, network: CtcNetwork, config: Config, target: Ta
         onnx.save(quantise(stack, clips.calibration), path)
         return check_distributions(path, network, clips.comparison)
     dtype = DTYPES[target.precision]
-    is_shaped = target.provider == "tensorrt"
-    graph = export_shaped(network, dtype, config.features.hop_samples) if is_shaped else export_ragged(network, dtype)
+    if target.provider == "tensorrt":
+        graph = export_shaped(network, dtype, config.features.hop_samples)
+    elif target.provider == "cuda" and isinstance(network, StackNetwork):
+        graph = export_stepped(network, dtype)
+    else:
+        graph = export_ragged(network, dtype)
     save(graph, path)
     del graph  # the comparison needs memory of its own
     return check_parity(path, network, target.precision)

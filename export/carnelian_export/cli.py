@@ -33,7 +33,7 @@ def export(
     precision: Annotated[str, typer.Option(help="fp32, fp16; int8 of onnx; bf16 of tensorrt.")] = "fp32",
     provider: Annotated[
         str | None,
-        typer.Option("--execution-provider", help="What runs it on a GPU: tensorrt, or cuda as by default."),
+        typer.Option("--execution-provider", help="On a GPU: cuda, which then sees few shapes, or tensorrt."),
     ] = None,
     int8_clips: Annotated[
         Path | None,

@@ -9,12 +9,16 @@ from carnelian_training.features import SAMPLE_RATE_HZ
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
-from carnelian_export.profiles import MAX_AUDIO_S, Profile, choose_profiles, shapes_of
+from carnelian_export.profiles import MAX_AUDIO_S, STEPS, Profile, choose_profiles, shapes_of
 from carnelian_export.target import Target
 from carnelian_export.tuning import StageTuning, apply_tuning
 
-WARMUPS = {"features": ((2, 1), (20, 4)), "acoustic": ((2, 1), (2, 4), (20, 1))}
-"""The warm-up batches of a stage, as (seconds, clips): a short clip, several clips, and long clips, which need memory.
+Batches = Sequence[tuple[int, int]]
+"""Warm-up batches, as (seconds, clips)."""
+LONG_S = 20
+"""The length of the long clips that stages are warmed up with, in seconds."""
+WARMUPS = {"features": ((2, 1), (LONG_S, 4)), "acoustic": ((2, 1), (2, 4), (LONG_S, 1))}
+"""The warm-up batches of a stage: a short clip, several clips, and long clips, which need memory.
 DALI keeps memory for each of the four rows that `carnelian-serve` runs at once, so each of them gets a long clip before
 the server is ready."""
 MAX_PENDING_REQUESTS = 128
@@ -60,7 +64,8 @@ def build_configs(
         decoding: The parameters of the `_ctc` stage.
         target: The format, precision and provider of the `_acoustic` stage, and the tuning of all stages.
     """
-    acoustic = build_acoustic(f"{name}_acoustic", sizes)
+    has_steps = target.provider == "cuda" and len(sizes.features) > 1  # Jasper's and QuartzNet's features have bands
+    acoustic = build_acoustic(f"{name}_acoustic", sizes, batches_of_steps(sizes) if has_steps else WARMUPS["acoustic"])
     if target.precision == "int8":  # GPUs have no kernels for it; the stage would copy its tensors to and fro
         acoustic.instance_group[0].kind = pb.ModelInstanceGroup.KIND_CPU
     if target.provider == "tensorrt":
@@ -100,7 +105,7 @@ def build_features(name: str, sizes: TensorSizes, next_stages: Sequence[str]) ->
         ],
         instance_group=[pb.ModelInstanceGroup(kind=pb.ModelInstanceGroup.KIND_CPU, count=1)],
         dynamic_batching=pb.ModelDynamicBatching(),
-        model_warmup=_warm_up("features", "SIGNAL", (), 1, "SIGNAL_LENGTH"),
+        model_warmup=_warm_up(WARMUPS["features"], "SIGNAL", (), 1, "SIGNAL_LENGTH"),
         parameters={
             "max_pending_requests": pb.ModelParameter(string_value=str(MAX_PENDING_REQUESTS)),
             "pending_models": pb.ModelParameter(string_value=",".join(next_stages)),
@@ -108,10 +113,10 @@ def build_features(name: str, sizes: TensorSizes, next_stages: Sequence[str]) ->
     )
 
 
-def build_acoustic(name: str, sizes: TensorSizes) -> pb.ModelConfig:
+def build_acoustic(name: str, sizes: TensorSizes, warm_up: Batches) -> pb.ModelConfig:
     """Configure the acoustic stage, FEATURES -> LOG_PROBS: clips of any lengths in one batch, unpadded.
 
-    The graph gets the shapes of the clips as another input.
+    The graph gets the shapes of the clips as another input. An instance runs the batches of `warm_up` first.
     """
     return pb.ModelConfig(
         name=name,
@@ -135,7 +140,7 @@ def build_acoustic(name: str, sizes: TensorSizes) -> pb.ModelConfig:
         ],
         instance_group=[pb.ModelInstanceGroup(kind=pb.ModelInstanceGroup.KIND_AUTO, count=1)],
         dynamic_batching=pb.ModelDynamicBatching(),  # no delay: it would not pay (perf/docs/batching.md)
-        model_warmup=_warm_up("acoustic", "FEATURES", sizes.features[:-1], sizes.hop_samples, "FEATURE_LENGTH"),
+        model_warmup=_warm_up(warm_up, "FEATURES", sizes.features[:-1], sizes.hop_samples, "FEATURE_LENGTH"),
         parameters={
             # Nearly every batch has a new shape. ONNX Runtime would keep a plan of its memory for each, and on a GPU
             # time every algorithm of each convolution; 1 is to choose by heuristics. Triton documents
@@ -144,6 +149,13 @@ def build_acoustic(name: str, sizes: TensorSizes) -> pb.ModelConfig:
             "cudnn_conv_algo_search": pb.ModelParameter(string_value="1"),
         },
     )
+
+
+def batches_of_steps(sizes: TensorSizes) -> Batches:
+    """Return a batch for each of :data:`STEPS`: a short clip, then as many long ones as just exceed the step before."""
+    frames = LONG_S * SAMPLE_RATE_HZ // sizes.hop_samples
+    counts = (step // frames + 1 for step in STEPS[:-1])
+    return [(2, 1), *((LONG_S, count) for count in counts if count <= sizes.max_batch_size)]
 
 
 def use_tensorrt_provider(config: pb.ModelConfig, hop_samples: int) -> None:
@@ -270,7 +282,7 @@ def warmup_lengths(hop_samples: int) -> dict[str, int]:
     return {f"length_{seconds}s": seconds * SAMPLE_RATE_HZ // hop_samples for seconds in durations_s}
 
 
-def _warm_up(stage: str, name: str, rows: Sequence[int], hop_samples: int, length: str) -> list[pb.ModelWarmup]:
+def _warm_up(batches: Batches, name: str, rows: Sequence[int], hop_samples: int, length: str) -> list[pb.ModelWarmup]:
     """Return batches of silent clips that an instance runs before it is ready, twice because DALI has two buffers."""
     sample = pb.ModelWarmup.Input
     sizes = warmup_lengths(hop_samples)
@@ -284,7 +296,7 @@ def _warm_up(stage: str, name: str, rows: Sequence[int], hop_samples: int, lengt
                 length: sample(data_type=pb.TYPE_INT32, dims=[1], input_data_file=f"length_{seconds}s"),
             },
         )
-        for seconds, clips in WARMUPS[stage]
+        for seconds, clips in batches
     ]
 
 

@@ -1,4 +1,4 @@
-"""The optimisation profiles of a TensorRT engine: the shapes that it is tuned for, and how far they may go."""
+"""The shapes of batches that a GPU is prepared for: profiles of TensorRT engines, and steps for the CUDA provider."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,6 +9,10 @@ MAX_AUDIO_S = 60.0
 """The longest clip that is served, in seconds; audio_decode has the same limit."""
 SHAPED_INPUTS = ("FEATURES", "FEATURES_SHAPE", "FEATURE_LENGTH", "REQUEST_SIZES", "LONGEST_REQUEST")
 """The inputs of the engine. Triton's `batch_input` makes FEATURES_SHAPE and the last two."""
+STEPS = (2048, 8192, 32768, 65536)
+"""The lengths of the time axis in a graph for ONNX Runtime's CUDA provider, in feature frames with the gaps between
+clips: 20 s to 11 min where a hop is 10 ms. A longer batch gets a multiple of the last one. The steps are wide, since a
+GPU computes four times the frames in less than it takes to prepare a network's convolutions once."""
 Shapes = Mapping[str, Sequence[tuple[int, ...]]]
 """The smallest, the tuned and the largest shape of each of :data:`SHAPED_INPUTS`."""
 

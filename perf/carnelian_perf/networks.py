@@ -59,4 +59,5 @@ def export_random(repository: Path, name: str, source: Path, precision: str = "f
     from carnelian_export.repository import write_model
     from carnelian_export.target import Target
 
-    write_model(repository, name, *load_network(source), target=Target(precision=precision))
+    provider = "cuda" if precision == "fp16" else None  # only a GPU gains by fp16
+    write_model(repository, name, *load_network(source), target=Target(precision=precision, provider=provider))

@@ -247,7 +247,7 @@ def test_what_pages_say_of_a_gpus_server_is_that_of_the_raw_files():
     alone, many = cell("file_grpc_2s_b1_c1"), cell("file_grpc_2s_b1_c16")
     rates = [rate for rate, _ in many["report"]["windows"]]
     page = " ".join(read("export/docs/precision.md").split())
-    assert f"Jasper answered {alone['report']['clips_per_s']:.0f} clips a second of a single client" in page
+    assert f"export of Jasper answered {alone['report']['clips_per_s']:.0f} clips a second of a single client" in page
     assert f"and {min(rates):.0f} to {max(rates):.0f} of 16 clients" in page
 
 

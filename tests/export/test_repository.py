@@ -324,6 +324,8 @@ def test_an_instance_on_a_gpu_runs_on_cuda_without_being_told(tmp_path, config, 
     write_model(tmp_path / "a", "tiny", config, network)
     write_model(tmp_path / "b", "tiny", config, network, target=Target(provider="cuda"))
     plain, cuda = (read_config(tmp_path / name / "tiny_acoustic" / "config.pbtxt") for name in "ab")
+    cuda.model_warmup.clear()  # of shapes that its graph has
+    plain.model_warmup.clear()
     assert cuda == plain
     assert plain.instance_group[0].kind == plain.instance_group[0].KIND_AUTO
     assert plain.parameters["cudnn_conv_algo_search"].string_value == "1"

@@ -5,7 +5,7 @@ wide as that one needs, eight clips of two seconds would take 1,410 frames, 602 
 together at first, and are moved apart right before the block that looks further.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -72,6 +72,14 @@ def line_up(lengths: Tensor, gap: int, stride: int) -> Tensor:
     """
     slots = strided(lengths + gap, stride) * stride
     return slots.cumsum(0) - slots
+
+
+def extend(time: Tensor, steps: Sequence[int]) -> Tensor:
+    """Return the first of `steps` (ascending) that is at least `time`, or else the next multiple of the last one."""
+    extended = (time + steps[-1] - 1) // steps[-1] * steps[-1]
+    for step in reversed(steps[:-1]):
+        extended = torch.where(time <= step, step, extended)
+    return extended
 
 
 def owners(starts: Tensor, time: int | Tensor) -> tuple[Tensor, Tensor]:

@@ -8,6 +8,7 @@ clips cost, however different their lengths. The output is a padded batch.
 import copy
 import tempfile
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +24,7 @@ from torch.nn import functional as F
 
 from carnelian_export.graph.gaps import LOUDEST, Gaps, silence_once
 from carnelian_export.graph.precision import lower
-from carnelian_export.graph.time_axis import count, find_spacing, line_up, moved_apart, pack, unpack
+from carnelian_export.graph.time_axis import count, extend, find_spacing, line_up, moved_apart, pack, unpack
 
 OPSET = 17  # the newest that ONNX Runtime 1.19 and TensorRT 10 both read in full
 INPUTS = ("FEATURES", "FEATURES_SHAPE", "FEATURE_LENGTH")
@@ -36,12 +37,15 @@ class RaggedAcoustic(nn.Module):
     Args:
         network: In evaluation mode.
         mask: The class of masks that keep the clips apart.
+        steps: The lengths, ascending, to which the time axis is extended; beyond the last one, to its multiples.
+            Without any, the time axis is as long as the clips and their gaps.
     """
 
-    def __init__(self, network: StackNetwork, mask: type[Mask] = Mask) -> None:
+    def __init__(self, network: StackNetwork, mask: type[Mask] = Mask, steps: Sequence[int] = ()) -> None:
         super().__init__()
         self.network = network
         self.mask = mask
+        self.steps = steps
         self.spacing = find_spacing(network)
 
     def forward(self, features: Tensor, shapes: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
@@ -63,6 +67,8 @@ class RaggedAcoustic(nn.Module):
         starts, starts_apart = (line_up(real, gap, config.body_stride) for gap in (self.spacing.near, self.spacing.far))
         sizes = frames * config.num_mels
         time, time_apart = ((at[-1] + real[-1]).clamp(min=1) for at in (starts, starts_apart))
+        if self.steps:
+            time = time_apart = extend(time_apart, self.steps)
         packed, valid = pack(features, sizes.cumsum(0) - sizes, frames, real, starts, time, config.num_mels)
         # Features that are not finite must not reach a convolution: they could pass a gap or, in int8, become numbers.
         usable = packed.abs() <= LOUDEST

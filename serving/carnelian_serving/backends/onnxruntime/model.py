@@ -21,6 +21,7 @@ from carnelian_serving.backends.model_config import DTYPES, ConfigError, ModelCo
 from carnelian_serving.backends.onnxruntime.batch_input import read_batch_inputs
 from carnelian_serving.backends.onnxruntime.providers import (
     CUDA_PARAMETERS,
+    STEPS_KEY,
     Provider,
     gpu_providers,
     open_session,
@@ -79,11 +80,13 @@ class TritonPythonModel:
         self._ragged = {tensor.name for tensor in self._config.inputs if tensor.is_ragged}
         provider = self._session.get_providers()[0]
         self._splits = bool(self._ragged) and provider == "CPUExecutionProvider"
-        if self._ragged and provider == "CUDAExecutionProvider" and prepares_each_shape(onnxruntime.__version__):
+        has_few_shapes = STEPS_KEY in self._session.get_modelmeta().custom_metadata_map
+        prepares = provider == "CUDAExecutionProvider" and prepares_each_shape(onnxruntime.__version__)
+        if self._ragged and prepares and not has_few_shapes:
             pb_utils.Logger.log_warn(
                 f"{self._config.name!r} runs on the CUDA provider of ONNX Runtime {onnxruntime.__version__}, which "
                 "prepares convolutions anew whenever a batch has another shape, which can take many times as long as "
-                "to run them: send batches of one shape, or try --execution-provider tensorrt of carnelian-export"
+                "to run them: export Jasper and QuartzNet with --execution-provider cuda, other networks with tensorrt"
             )
         self._outputs = [tensor.name for tensor in self._config.outputs]
         self._batches = Batches(self._config, self._run, split=self._split if self._splits else None)

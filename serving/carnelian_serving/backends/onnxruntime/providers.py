@@ -46,6 +46,8 @@ _TENSORRT_OPTIONS = _TENSORRT_BOOLEANS | {
 }
 """The options that Triton's own backend knows, besides `precision_mode`; it refuses all others."""
 
+STEPS_KEY = "time_axis_frames"
+"""A key in the metadata of a graph whose convolutions see few shapes, however the batches differ."""
 Provider = tuple[str, dict[str, str]]
 """The name of a provider and its options."""
 
