@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 STDIN = "-"
 SUFFIXES = {"text": "txt"}
+_ESCAPES = str.maketrans({"\t": r"\t", "\n": r"\n", "\r": r"\r"})  # in names, which share lines with transcripts
 API_KEY_VARIABLE = "CARNELIAN_API_KEY"
 
 OutputFormat: TypeAlias = Literal["text", "json", "srt", "vtt", "ctm"]
@@ -148,7 +149,7 @@ def transcribe(
         else:
             outcomes = client.transcribe_many(_read(files), concurrency=concurrency, **decoding)
         for file, target, outcome in zip(files, targets, outcomes, strict=True):
-            name = f"{file}\t" if kind == "text" and len(files) > 1 and target is None else ""
+            name = f"{file.translate(_ESCAPES)}\t" if kind == "text" and len(files) > 1 and target is None else ""
             if failure := _deliver(outcome, kind, file, target, name):
                 num_failed += 1
                 if sys.stderr is not None:  # if it is closed, `print` would use the standard output

@@ -14,7 +14,7 @@ from ._types import Transcript, Word
 MAX_LINE_CHARACTERS = 42
 """The most characters in each of the two lines of a cue, as is usual in broadcasting; a longer word is not cut."""
 MAX_CUE_S = 6.0
-"""The longest time from the first to the last word of a cue, in seconds; a longer word is not cut."""
+"""The longest time from the first to the last word of a cue, in seconds; a longer word of many letters is cut."""
 MIN_CUE_S = 1.0
 """The shortest time that a cue is shown, in seconds, unless the next cue comes sooner."""
 NEW_CUE_GAP_S = 0.8
@@ -60,7 +60,7 @@ def ctm_name(file: str) -> str:
 def split_cues(words: tuple[Word, ...]) -> Iterator[list[Word]]:
     """Split words into the cues of subtitles. A cue ends at a pause, or when two lines or six seconds are full."""
     cue: list[Word] = []
-    for word in words:
+    for word in (part for whole in words for part in _cut(whole)):
         if cue and (
             word.start_s - cue[-1].end_s > NEW_CUE_GAP_S
             or word.end_s - cue[0].start_s > MAX_CUE_S
@@ -71,6 +71,19 @@ def split_cues(words: tuple[Word, ...]) -> Iterator[list[Word]]:
         cue.append(word)
     if cue:
         yield cue
+
+
+def _cut(word: Word) -> Iterator[Word]:
+    """Cut a text without spaces, as some languages have it, into parts of which no two fit into one line of a cue."""
+    duration_s, size = word.end_s - word.start_s, len(word.word)
+    if duration_s <= MAX_CUE_S or size <= MAX_LINE_CHARACTERS // 2:  # few letters: a word drawn out, or a pause in it
+        yield word
+        return
+    parts = max(math.ceil(duration_s / MAX_CUE_S), math.ceil(size / MAX_LINE_CHARACTERS))
+    for i in range(parts):
+        letters = word.word[i * size // parts : (i + 1) * size // parts]
+        start_s, end_s = (word.start_s + edge * duration_s / parts for edge in (i, i + 1))
+        yield Word(letters, start_s, end_s, word.confidence)
 
 
 def _lines(cue: list[Word]) -> str:

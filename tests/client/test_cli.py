@@ -33,6 +33,15 @@ def test_one_file_prints_its_text_alone(transcribe, endpoint, clip, wav):
     assert transcribe(clip, "--url", endpoint.url) == (0, f"{len(wav)} bytes\n", "")
 
 
+def test_a_name_keeps_to_its_line_and_column(transcribe, endpoint, wav, tmp_path):
+    clips = [tmp_path / "new\nline.wav", tmp_path / "a\ttab.wav"]
+    for clip in clips:
+        clip.write_bytes(wav)
+    _, out, _ = transcribe(*clips, "--url", endpoint.url)
+    names = [line.split("\t") for line in out.splitlines()]
+    assert names == [[rf"{tmp_path}/{name}", f"{len(wav)} bytes"] for name in (r"new\nline.wav", r"a\ttab.wav")]
+
+
 def test_several_files_print_their_names_and_a_bad_one_goes_to_stderr(transcribe, endpoint, clip, wav, tmp_path):
     text = tmp_path / "notes.txt"
     text.write_text("hello world")

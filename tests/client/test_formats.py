@@ -37,6 +37,22 @@ def test_a_word_that_is_longer_than_a_line_has_one_of_its_own():
     assert [cue.split("\n")[2:] for cue in printed.strip().split("\n\n")] == [["so"], [long], ["so"]]
 
 
+@pytest.mark.parametrize("letters_a_second", [4, 13])
+def test_a_text_without_spaces_fills_cues(letters_a_second):
+    text = Word("今天天气很好我们去公园" * 9, 1.0, 1.0 + 99 / letters_a_second, 0.9)
+    printed = render(transcript((text,)), "srt", "a.wav")
+    lines = [line for cue in printed.strip().split("\n\n") for line in cue.split("\n")[2:]]
+    assert "".join(lines) == text.word
+    assert max(map(len, lines)) <= 42
+    cues = list(split_cues((text,)))
+    assert all(cue[-1].end_s - cue[0].start_s <= 6.0 + 1e-9 for cue in cues)
+    assert (cues[0][0].start_s, cues[-1][-1].end_s) == (1.0, pytest.approx(text.end_s))
+
+
+def test_a_word_that_is_drawn_out_is_not_cut():
+    assert [[word.word for word in cue] for cue in split_cues(spoken("so", word_s=9.0))] == [["so"]]
+
+
 def test_hours_and_milliseconds_are_written_out():
     text = render(transcript(spoken("late", start_s=3725.0625)), "vtt", "a.wav")
     assert "01:02:05.062 --> 01:02:06.062" in text

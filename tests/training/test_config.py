@@ -144,6 +144,7 @@ def test_overrides_reach_nested_values_before_validation(config_file):
         ("features.std_guard=-1", "`std_guard` must be finite and at least 0, but is -1"),
         ("features={name: waveform, variance_guard: .nan}", "`variance_guard` must be positive and finite, but is nan"),
         ("augment.spans.time_least=-7", "`time_least` must be finite and at least 0, but is -7"),
+        ("optimizer.lr=-1", "`lr` must be positive and finite, but is -1"),
         ("optimizer.lr=.nan", "`lr` must be positive and finite, but is nan"),
         ("optimizer.lr=1e-6", "`min_lr` must be at most `lr`, 1e-06, but is 1e-05"),
         ("optimizer.warmup_steps=-1", "`warmup_steps` must be finite and at least 0"),

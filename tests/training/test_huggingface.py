@@ -206,6 +206,12 @@ def test_what_todays_transformers_writes_about_samples_is_read(hf_folder, caplog
     assert "must say in preprocessor_config.json whether samples are normalised" in caplog.text
 
 
+def test_whether_samples_are_normalised_is_no_word(hf_folder):
+    (hf_folder / "preprocessor_config.json").write_text('{"do_normalize": "false"}')
+    with pytest.raises(CheckpointError, match="must say true or false for `do_normalize`, but says 'false'"):
+        sources.read(hf_folder)
+
+
 def test_weights_that_are_no_numbers_are_named(hf_folder, tmp_path):
     """They gave empty transcripts, and a fine-tuning whose every step was skipped."""
     config, weights = sources.read(hf_folder, "x")

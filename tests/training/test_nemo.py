@@ -238,6 +238,10 @@ def break_tensors(tree, tensors):
             r"decoder_layers\.0\.bias: holds numbers that are not finite",
         ),
         (
+            lambda _, tensors: next(value for name, value in tensors.items() if "running_var" in name).mul_(-1),
+            r"running_var: holds variances, but some are negative",
+        ),
+        (
             lambda _, tensors: tensors.update({HEAD: tensors[HEAD].to(torch.float8_e4m3fn)}),
             r"layers\.0\.weight: must hold numbers of 16 bits or more, but holds float8_e4m3fn",
         ),

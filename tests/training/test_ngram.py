@@ -190,8 +190,15 @@ def test_thresholds_of_longer_words_than_there_are_are_wrong_use(text, tmp_path,
     assert (status, "one count for each of --order 3" in " ".join(err.split())) == (2, True)
 
 
-def test_the_report_does_not_overwrite_the_model(text, tmp_path, build):
-    assert build(text, tmp_path / "lm.json")[0] == 2
+@pytest.mark.parametrize("name", ["lm.json", "lm.arpa", "lm"])
+def test_no_two_models_have_a_report_of_one_name(text, tmp_path, build, name):
+    status, _, err = build(text, tmp_path / name)
+    assert (status, "name it lm.klm" in " ".join(err.split())) == (2, True)
+
+
+def test_labels_without_a_space_have_no_words(text, tmp_path, build):
+    status, _, err = build(text, tmp_path / "lm.klm", "--labels", "你好")
+    assert (status, "one label must be the space" in " ".join(err.split())) == (2, True)
 
 
 @needs_kenlm

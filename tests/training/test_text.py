@@ -91,6 +91,7 @@ def test_a_word_that_looks_like_an_abbreviation_stays():
         ("\u201aHallo\u2018, 'Du'!", " 'halodu", "hallo du"),
         ("C'est-à-dire", " -cestàdir'", "c'est-à-dire"),
         ("o\u2018zbek", " o\u02bbzbek", "o\u02bbzbek"),
+        ("ג\u05f3ירפה", " 'גירפה", "ג'ירפה"),
         ("\u02bbA\u02bbole 'tog\u02bb'", " aoletg\u02bb", "\u02bba\u02bbole tog\u02bb"),  # a letter
         ("o\u02bbzbek ma\u02bcno", " \u02bc\u02bbozbekman", "o\u02bbzbek ma\u02bcno"),
         ("\u8c48", "\uf900\u8c48", "\u8c48"),

@@ -58,10 +58,10 @@ class OptimizerConfig:
         check_probability(self, "start_share")
         if not 0 < self.final_share <= 1:
             raise ValueError(f"`final_share` must be above 0 and at most 1, but is {self.final_share}")
-        if self.schedule != "tri_stage" and self.min_lr > self.lr:
-            raise ValueError(f"`min_lr` must be at most `lr`, {self.lr:g}, but is {self.min_lr:g}")
         check_positive(self, "lr", "lr_batch_s", "decay_steps", "max_grad_norm", "eps")
         check_not_negative(self, "weight_decay", "warmup_steps", "hold_steps", "min_lr")
+        if self.schedule != "tri_stage" and self.min_lr > self.lr:
+            raise ValueError(f"`min_lr` must be at most `lr`, {self.lr:g}, but is {self.min_lr:g}")
 
 
 def _check_freezes(value: object) -> object:

@@ -42,7 +42,7 @@ CURRENCIES = {
 MAX_DIGITS = 15
 """The most digits of a number that is spelled out; a sentence with a longer one is refused."""
 
-_APOSTROPHES = str.maketrans(dict.fromkeys("\u2019\u2018\u201b\u02bb\u02bc`\u00b4\u2032\uff07", "'"))
+_APOSTROPHES = str.maketrans(dict.fromkeys("\u2019\u2018\u201b\u02bb\u02bc`\u00b4\u2032\uff07\u05f3", "'"))
 # A letter may follow directly only if it is a capital, as in Mr.Smith.
 _ABBREVIATION = re.compile(
     rf"\b(?:(mrs?)\b\.?|({'|'.join(ABBREVIATIONS)})\.)(?:(?![^\W_])|(?<=\.)(?=(?-i:[A-Z])))", flags=re.IGNORECASE

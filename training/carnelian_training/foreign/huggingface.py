@@ -212,7 +212,10 @@ def _features(path: Path) -> Options:
     rate_hz, size = options.get("sampling_rate", SAMPLE_RATE_HZ), options.get("feature_size", 1)
     if rate_hz != SAMPLE_RATE_HZ or size != 1:
         raise CheckpointError(f"{file} must say {SAMPLE_RATE_HZ} Hz and one feature, but says {rate_hz} Hz and {size}")
-    return {"name": WaveformSettings.name, "normalise": options.get("do_normalize", True)}
+    normalises = options.get("do_normalize", True)
+    if not isinstance(normalises, bool):  # transformers takes "false" for true
+        raise CheckpointError(f"{file} must say true or false for `do_normalize`, but says {normalises!r}")
+    return {"name": WaveformSettings.name, "normalise": normalises}
 
 
 _READ_FIRST = ("added_tokens.json", "processor_config.json", "tokenizer.json")

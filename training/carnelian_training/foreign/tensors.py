@@ -59,12 +59,16 @@ def num_rows(matrix: Tensor | None) -> int:
 
 
 def find_mistake(name: str, tensor: Tensor, shape: list[int]) -> str | None:
-    """Return a line for :func:`check_fit`; None if the tensor has this shape, a type in `DTYPES` and finite values."""
+    """Return a line for :func:`check_fit`; None if the shape is this, the type in `DTYPES`, and the values possible."""
     if list(tensor.shape) != shape:
         return f"  {name}: must be {shape}, but is {list(tensor.shape)}"
     if tensor.dtype not in DTYPES:
         return f"  {name}: must hold numbers of 16 bits or more, but holds {tensor.dtype}".replace("torch.", "")
-    return None if is_finite(tensor) else f"  {name}: holds numbers that are not finite"
+    if not is_finite(tensor):
+        return f"  {name}: holds numbers that are not finite"
+    if name.endswith("running_var") and tensor.min() < 0:
+        return f"  {name}: holds variances, but some are negative"
+    return None
 
 
 def check_fit(mistakes: list[str], path: Path) -> None:

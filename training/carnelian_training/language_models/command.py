@@ -79,8 +79,10 @@ def ngram(
         raise typer.BadParameter(f"--prune must be counts that never fall, such as 0,0,1, but is {prune!r}")
     if len(counts) > max(order, 3):  # the default has 3
         raise typer.BadParameter(f"--prune must have at most one count for each of --order {order}, but is {prune!r}")
-    if target.suffix == ".json":
-        raise typer.BadParameter(f"the model must not be named as its report is, but is {target}; name it lm.klm")
+    if target.suffix != ".klm":  # so that no other model has a report of this one's name
+        raise typer.BadParameter(f"a KenLM binary must be named as one, but is {target}; name it lm.klm")
+    if labels is not None and " " not in labels:
+        raise typer.BadParameter(f"the model is of words, so one label must be the space, but they are {labels!r:.200}")
     for written in (target, target.with_suffix(".json")):
         check_apart(written, *map(Path, text or []), *(exclude or []))
     sources = choose_sources(text or None)
