@@ -149,7 +149,7 @@ def retry() -> RetryPolicy:
 
 @pytest.fixture
 def client(endpoint: Endpoint, retry: RetryPolicy) -> Iterator[CarnelianClient]:
-    with CarnelianClient(endpoint.url, retry=retry, timeout_s=5) as client:
+    with CarnelianClient(endpoint.url, retry=retry, timeout_s=60) as client:
         yield client
 
 

@@ -31,7 +31,7 @@ BUSY = ("UNAVAILABLE", "in ensemble 'm', [request id: 1] Exceeds maximum queue s
 def run(endpoint, retry):
     """Run a coroutine function with an open client."""
 
-    def run(use, *, retry=retry, timeout_s=5):
+    def run(use, *, retry=retry, timeout_s=60):
         async def main():
             async with AsyncCarnelianClient(endpoint.url, retry=retry, timeout_s=timeout_s) as client:
                 return await use(client)
@@ -56,10 +56,10 @@ def test_the_twin_has_the_same_names_and_arguments():
 
 
 def test_a_clip_becomes_a_transcript(run, triton, wav):
-    transcript = run(lambda client: client.transcribe(wav, request_id="7", timeout_s=3))
+    transcript = run(lambda client: client.transcribe(wav, request_id="7", timeout_s=1000))
     assert isinstance(transcript, Transcript)
     assert (transcript.text, transcript.request_id) == (f"{len(wav)} bytes", "7")
-    assert triton.requests[0].parameters["timeout"].int64_param == pytest.approx(3e6, rel=0.05)
+    assert triton.requests[0].parameters["timeout"].int64_param == pytest.approx(1e9, rel=0.05)
 
 
 def test_another_event_loop_needs_a_client_of_its_own(endpoint, wav):
@@ -119,17 +119,18 @@ def test_a_call_that_nobody_waits_for_ends_by_itself(run, triton, wav, make_resu
         return make_result("late")
 
     async def use(client):
-        task = asyncio.create_task(client.transcribe(wav, timeout_s=0.5 if is_late else 60))
-        while not triton.requests and not task.done():
-            await asyncio.sleep(0.01)
-        if not is_late:
-            task.cancel()
-        with pytest.raises(DeadlineExceeded if is_late else asyncio.CancelledError):
-            await task
+        while not triton.requests:  # the time may be over before anything is sent
+            task = asyncio.create_task(client.transcribe(wav, timeout_s=0.5 if is_late else 60))
+            while not triton.requests and not task.done():
+                await asyncio.sleep(0.01)
+            if not is_late:
+                task.cancel()
+            with pytest.raises(DeadlineExceeded if is_late else asyncio.CancelledError):
+                await task
         given_up.set()
         assert await asyncio.to_thread(seen.get, timeout=30)
 
-    triton.script = [watch]
+    triton.answer = watch
     run(use)
 
 
@@ -148,12 +149,9 @@ def test_health_readiness_and_models(run):
     assert Model("other", "1", False, "LOADING", "") in models
 
 
-def test_a_server_that_is_not_there_is_a_connect_error(start_endpoint, wav, retry):
-    endpoint = start_endpoint()
-    endpoint.stop()
-
+def test_a_server_that_is_not_there_is_a_connect_error(wav, retry):
     async def main():
-        async with AsyncCarnelianClient(endpoint.url, retry=retry) as client:
+        async with AsyncCarnelianClient("127.0.0.1:1", retry=retry) as client:
             assert not await client.is_ready()
             await client.transcribe(wav)
 
@@ -204,9 +202,11 @@ def test_closing_ends_calls_in_flight_and_cancels_no_task(run, triton, wav, late
 
 def test_closing_leaves_nothing_to_the_next_event_loop(run, triton, wav, late, caplog):
     async def give_up(client):
-        calls = (client.transcribe(wav, timeout_s=0.5) for _ in range(8))
-        errors = await asyncio.gather(*calls, return_exceptions=True)
-        assert [type(error) for error in errors] == 8 * [DeadlineExceeded]
+        calls = [asyncio.create_task(client.transcribe(wav)) for _ in range(8)]
+        while len(triton.requests) < 8 and not any(call.done() for call in calls):
+            await asyncio.sleep(0.01)
+        assert all(call.cancel() for call in calls)
+        await asyncio.wait(calls)
         assert len(asyncio.all_tasks()) > 1  # a call that nobody waits for ends by itself
         await client.close()
         assert asyncio.all_tasks() == {asyncio.current_task()}
@@ -225,10 +225,10 @@ def test_closing_ends_calls_between_two_attempts(run, triton, wav):
         await asyncio.sleep(0.2)  # the answer comes, and the wait begins
         await client.close()
         with pytest.raises(TransportError, match="closed"):
-            await asyncio.wait_for(task, 5)
+            await asyncio.wait_for(task, 60)
 
     triton.answer = lambda request, context: context.abort(grpc.StatusCode.UNAVAILABLE, BUSY[1])
-    run(use, retry=RetryPolicy(num_attempts=1000, first_wait_s=60, longest_wait_s=60), timeout_s=600)
+    run(use, retry=RetryPolicy(num_attempts=1000, first_wait_s=1e5, longest_wait_s=1e5), timeout_s=1e6)
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="before, a task does not say that it was cancelled")
@@ -251,17 +251,22 @@ async def listed(outcomes):
 
 
 def test_many_go_to_the_model_and_have_the_time_that_the_call_says(run, triton, wav):
-    run(lambda client: listed(client.transcribe_many([wav, wav], model="jasper", timeout_s=3)))
+    run(lambda client: listed(client.transcribe_many([wav, wav], model="jasper", timeout_s=1000)))
     for request in triton.requests:
         assert request.model_name == "jasper"
-        assert request.parameters["timeout"].int64_param == pytest.approx(3e6, rel=0.3)
+        assert request.parameters["timeout"].int64_param == pytest.approx(1e9, rel=0.05)
 
 
 @pytest.mark.parametrize("is_async", [False, True])
 def test_many_keep_their_order_and_lose_nothing(run, triton, wav, make_result, tmp_path, is_async):
+    three_are_there = threading.Barrier(3, timeout=30)
+
     def slow_for_the_first(request, context):
         size = len(request.raw_input_contents[0])
-        time.sleep(0.2 if size == len(wav) else 0)
+        if size == len(wav):
+            time.sleep(0.2)
+        elif size < len(wav) + 4:
+            three_are_there.wait()
         return make_result(f"{size} bytes")
 
     good = [wav + bytes(i) for i in range(20)]
@@ -278,7 +283,7 @@ def test_many_keep_their_order_and_lose_nothing(run, triton, wav, make_result, t
     assert isinstance(outcomes[-3], InvalidAudio)
     assert isinstance(outcomes[-2], FileNotFoundError)
     assert outcomes[-1].text == f"{len(wav)} bytes"
-    assert 1 < triton.most_running <= 4
+    assert 3 <= triton.most_running <= 4
 
 
 def test_failures_can_be_raised_in_their_place(run, wav):
@@ -296,7 +301,8 @@ def test_ending_the_loop_early_drops_what_is_not_sent(run, triton, wav):
         async with contextlib.aclosing(client.transcribe_many([wav] * 1000, concurrency=2)) as outcomes:
             async for _ in outcomes:
                 break
-        await asyncio.sleep(0.5)  # what is in flight ends by itself
+        in_flight = asyncio.all_tasks() - {asyncio.current_task()}  # which ends by itself
+        await asyncio.wait({*in_flight, asyncio.create_task(asyncio.sleep(0.5))}, timeout=60)
         return asyncio.all_tasks() - {asyncio.current_task()}
 
     assert run(use) == set()
@@ -313,7 +319,7 @@ def test_outcomes_do_not_wait_for_a_source_that_waits(run, wav):
             yield wav
 
         async with contextlib.aclosing(client.transcribe_many(clips())) as outcomes:
-            first = await asyncio.wait_for(anext(outcomes), 3)
+            first = await asyncio.wait_for(anext(outcomes), 60)
             more.set()
             return [first, await anext(outcomes)]
 

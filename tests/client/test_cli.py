@@ -240,11 +240,11 @@ def test_attempts_are_as_many_as_asked_for(transcribe, endpoint, triton, clip):
 
 
 def test_options_reach_the_server(transcribe, endpoint, triton, clip, monkeypatch):
-    words = ("--model", "jasper", "--timeout", "3", "--url", endpoint.url)
+    words = ("--model", "jasper", "--timeout", "1000", "--url", endpoint.url)
     monkeypatch.setenv("CARNELIAN_API_KEY", "secret")
     assert transcribe(clip, *words)[0] == 0
     assert triton.requests[0].model_name == "jasper"
-    assert triton.requests[0].parameters["timeout"].int64_param == pytest.approx(3e6, rel=0.1)
+    assert triton.requests[0].parameters["timeout"].int64_param == pytest.approx(1e9, rel=0.05)
     assert triton.metadata[0]["authorization"] == "Bearer secret"
 
 
@@ -254,17 +254,15 @@ def test_an_empty_api_key_is_none(transcribe, endpoint, triton, clip, monkeypatc
     assert "authorization" not in triton.metadata[0]
 
 
-def test_a_server_that_is_not_there_is_one_line_of_advice(transcribe, start_endpoint, clip):
-    endpoint = start_endpoint()
-    endpoint.stop()
-    status, out, err = transcribe(clip, "--url", endpoint.url, "--timeout", "0.5")
+def test_a_server_that_is_not_there_is_one_line_of_advice(transcribe, clip):
+    status, out, err = transcribe(clip, "--url", "127.0.0.1:1", "--attempts", "1")
     assert (status, out) == (1, "")
     assert len(err.splitlines()) == 1
     assert "check `url`" in err
 
 
 def test_a_refused_certificate_is_one_line_too(transcribe, endpoint, clip):
-    status, out, err = transcribe(clip, "--tls", "--url", endpoint.url, "--timeout", "0.5")
+    status, out, err = transcribe(clip, "--tls", "--url", endpoint.url, "--attempts", "1")
     assert (status, out) == (1, "")
     assert len(err.splitlines()) == 1
     assert "check `tls`" in err

@@ -179,7 +179,7 @@ def test_a_full_queue_is_waited_out(server, caplog):
     patient = RetryPolicy(num_attempts=1000, longest_wait_s=0.5)
     with (
         caplog.at_level(logging.INFO, "carnelian_client"),
-        CarnelianClient(server.grpc_url, model=MODEL, timeout_s=120, retry=patient) as client,
+        CarnelianClient(server.grpc_url, model=MODEL, timeout_s=600, retry=patient) as client,
     ):
         outcomes = list(client.transcribe_many([long] * 150, concurrency=150))
     assert {type(outcome) for outcome in outcomes} == {InvalidAudio}

@@ -24,10 +24,10 @@ def test_many_keep_their_order_and_their_number(client, triton, wav, make_result
 
 
 def test_many_go_to_the_model_and_have_the_time_that_the_call_says(client, triton, wav):
-    assert len(list(client.transcribe_many([wav, wav], model="jasper", timeout_s=3))) == 2
+    assert len(list(client.transcribe_many([wav, wav], model="jasper", timeout_s=1000))) == 2
     for request in triton.requests:
         assert request.model_name == "jasper"
-        assert request.parameters["timeout"].int64_param == pytest.approx(3e6, rel=0.3)
+        assert request.parameters["timeout"].int64_param == pytest.approx(1e9, rel=0.05)
 
 
 def test_requests_of_many_overlap(endpoint, triton, wav, make_result):

@@ -2,7 +2,6 @@
 
 import logging
 import threading
-import time
 
 import pytest
 import tenacity
@@ -49,12 +48,10 @@ def test_the_last_error_is_raised_when_the_attempts_are_used_up(client, triton, 
 def test_no_attempt_is_made_after_the_deadline(endpoint, triton, wav):
     triton.script = [BUSY] * 1000
     patient = RetryPolicy(num_attempts=1000, first_wait_s=0.1, longest_wait_s=0.1)
-    with CarnelianClient(endpoint.url, retry=patient) as client:
-        start = time.monotonic()
-        with pytest.raises((ServerBusy, DeadlineExceeded)):  # the latter if an attempt is on its way at the deadline
-            client.transcribe(wav, timeout_s=1.0)
-        assert time.monotonic() - start < 2.0  # for a busy machine; a thousand attempts would take 100 s
-    assert 2 < len(triton.requests) < 50
+    late = pytest.raises((ServerBusy, DeadlineExceeded))  # the latter if an attempt is on its way at the deadline
+    with CarnelianClient(endpoint.url, retry=patient) as client, late:
+        client.transcribe(wav, timeout_s=1.0)
+    assert len(triton.requests) < 50  # some 20, with 0.05 s before each
 
 
 def test_no_wait_is_longer_than_the_longest():
@@ -82,18 +79,18 @@ def test_retries_are_logged_without_a_handler_of_ours(client, triton, wav, caplo
 
 
 def test_a_slow_answer_is_a_deadline_exceeded(client, triton, wav, late):
-    triton.script = [late]
-    with pytest.raises(DeadlineExceeded, match=r"no answer within 0\.5 s; allow more") as caught:
+    triton.answer = late
+    with pytest.raises(DeadlineExceeded, match=r"within 0\.5 s; allow more") as caught:
         client.transcribe(wav, timeout_s=0.5, request_id="7")
     assert isinstance(caught.value, TimeoutError)
     assert caught.value.request_id == "7"
-    assert len(triton.requests) == 1
+    assert len(triton.requests) <= 1  # none if the machine stood still before
 
 
 @pytest.mark.parametrize("status", [s for s, kind in STATUS_ERRORS.items() if not kind.retryable])
 def test_what_cannot_pass_is_not_retried(client, triton, wav, status):
     triton.script = [(status, "words")]
-    with pytest.raises(CarnelianClientError, match=r"words|no answer within 5 s") as caught:
+    with pytest.raises(CarnelianClientError, match=r"words|no answer within 60 s") as caught:
         client.transcribe(wav, request_id="7")
     assert type(caught.value) is STATUS_ERRORS[status]
     assert (caught.value.status, caught.value.request_id, caught.value.clip) == (
@@ -120,10 +117,8 @@ def test_useless_retries_are_not_made_whatever_the_status(client, triton, wav, a
     assert len(triton.requests) == 1
 
 
-def test_a_server_that_is_not_there_is_a_connect_error(start_endpoint, wav, retry):
-    endpoint = start_endpoint()
-    endpoint.stop()
-    with CarnelianClient(endpoint.url, retry=retry) as client:
+def test_a_server_that_is_not_there_is_a_connect_error(wav, retry):
+    with CarnelianClient("127.0.0.1:1", retry=retry) as client:
         with pytest.raises(ConnectError, match="check `url`"):
             client.transcribe(wav)
         assert not client.is_ready()
@@ -132,13 +127,13 @@ def test_a_server_that_is_not_there_is_a_connect_error(start_endpoint, wav, retr
 
 
 def test_a_server_that_comes_back_is_found_by_the_retries(start_endpoint, wav):
-    endpoint = start_endpoint()
-    with CarnelianClient(endpoint.url, retry=RetryPolicy(num_attempts=50, longest_wait_s=0.2)) as client:
+    endpoint = start_endpoint("127.0.0.3:0")  # where nobody else takes the port meanwhile
+    with CarnelianClient(endpoint.url, retry=RetryPolicy(num_attempts=1000, longest_wait_s=0.2)) as client:
         client.transcribe(wav)
         endpoint.stop()
         starter = threading.Timer(0.5, start_endpoint, [endpoint.url])
         starter.start()
-        assert client.transcribe(wav, timeout_s=10).text == f"{len(wav)} bytes"
+        assert client.transcribe(wav, timeout_s=60).text == f"{len(wav)} bytes"
         starter.join()
 
 

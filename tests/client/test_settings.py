@@ -164,4 +164,4 @@ def test_no_proxy_is_asked_for_this_machines_own_address(endpoint, monkeypatch, 
     for name in ("no_grpc_proxy", "no_proxy", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
     with CarnelianClient(f"{host}:{endpoint.url.rpartition(':')[2]}") as client:
-        assert client.is_ready(timeout_s=5)
+        assert client.is_ready()
