@@ -17,6 +17,7 @@ from carnelian_training.loop_config import OptimizerConfig
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
 SCRIPT = Path(__file__).parent / "run_steps.py"
+FIT_UNTIL_KILLED = Path(__file__).parent / "fit_until_killed.py"
 # Sums in another order, through ten steps of the optimiser.
 TOLERANCE = 1e-5
 
@@ -82,7 +83,7 @@ def test_a_killed_process_restarts_all_from_the_last_checkpoint(tiny_config, tmp
         loop=dataclasses.replace(tiny_config.loop, steps=16, checkpoint_every_steps=1, evaluate_every_steps=16),
     )
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(config_to_dict(config)))
-    fit = ["-m", "carnelian_training.cli", "fit", str(tmp_path / "tiny.yaml"), "--out", str(tmp_path / "run")]
+    fit = [str(FIT_UNTIL_KILLED), "fit", str(tmp_path / "tiny.yaml"), "--out", str(tmp_path / "run")]
     command = [*TORCHRUN, "--max-restarts=1", "--monitor-interval=0.1", *fit]
     environment = os.environ | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     job = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)

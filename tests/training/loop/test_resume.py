@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -23,6 +24,8 @@ from carnelian_training.loop.recognition import Recognition
 from carnelian_training.loop.run_checkpoints import checkpoints, resume
 from carnelian_training.loop.state import new_state
 from carnelian_training.loop.task import Finding
+
+FIT_UNTIL_KILLED = Path(__file__).parents[1] / "fit_until_killed.py"
 
 
 @pytest.fixture(scope="module")
@@ -51,9 +54,8 @@ def assert_same_end(one, other):
 
 def test_a_killed_run_goes_on_to_the_bit(config, whole, tmp_path):
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(config_to_dict(config)))
-    command = "from carnelian_training.cli import main; main()"
     arguments = ["fit", str(tmp_path / "tiny.yaml"), "--out", str(tmp_path / "parts")]
-    run = subprocess.Popen([sys.executable, "-c", command, *arguments], stderr=subprocess.PIPE)
+    run = subprocess.Popen([sys.executable, str(FIT_UNTIL_KILLED), *arguments], stderr=subprocess.PIPE)
     while run.poll() is None and len(checkpoints(tmp_path / "parts", config)) == 0:
         time.sleep(0.01)
     time.sleep(random.uniform(0, 0.3))
