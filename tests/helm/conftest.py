@@ -3,6 +3,7 @@
 `setup/chart-tools` installs Helm and Prometheus.
 """
 
+import contextlib
 import functools
 import http
 import http.client
@@ -190,8 +191,8 @@ class Container:
     def __init__(self, server: dict[str, Any], folder: Path, models: Path = ROOT / "model_repository") -> None:
         """Starts it; `folder` gets its log and has what Secrets would mount."""
         self.key = ADMIN_KEY
-        with held_ports("127.0.0.1", {"8000": 0, "8001": 0, "8002": 0}) as ports:
-            pass
+        self._until_started = contextlib.ExitStack()
+        ports = self._until_started.enter_context(held_ports("127.0.0.1", {"8000": 0, "8001": 0, "8002": 0}))
         self.http, self.grpc, self.metrics = (f"127.0.0.1:{port}" for port in ports.values())
         self.probes = {name: server[f"{name}Probe"]["httpGet"]["path"] for name in ("startup", "readiness", "liveness")}
         environment = {"CARNELIAN_ADMIN_KEY": ADMIN_KEY, "HOME": "/tmp"}
@@ -228,6 +229,7 @@ class Container:
             assert self.process.poll() is None, self.log.read_text()
             try:
                 if self.get(self.probes["startup"]) == 200:
+                    self._until_started.close()
                     return
             except (OSError, http.client.HTTPException):
                 time.sleep(0.2)

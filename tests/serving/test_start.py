@@ -68,11 +68,11 @@ def test_a_second_start_takes_any_port_again(cut_repository: Path) -> None:
 def test_ports_must_differ() -> None:
     with held_ports("127.0.0.1", {"--http-port": 0}) as ports:
         [port] = ports.values()
-    with (
-        pytest.raises(ServerError, match=f"`--grpc-port` is {port} as well"),
-        held_ports("127.0.0.1", {"--http-port": port, "--grpc-port": port}),
-    ):
-        pass
+        with (
+            pytest.raises(ServerError, match=f"`--grpc-port` is {port} as well"),
+            held_ports("127.0.0.1", {"--http-port": port, "--grpc-port": port}),
+        ):
+            pass
 
 
 def test_nobody_else_is_given_a_port_that_a_server_is_to_have(cut_repository: Path) -> None:

@@ -91,16 +91,14 @@ def second_process():
 
     @contextlib.contextmanager
     def start(*words):
-        with held_ports("127.0.0.1", {"port": 0}) as ports:
-            [port] = ports.values()
-        common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
-        command, environment = [sys.executable, *map(str, words)], os.environ | common | {"RANK": "1"}
-        with (
-            pytest.MonkeyPatch.context() as patch,
-            subprocess.Popen(
-                command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, text=True
-            ) as second,
-        ):
+        with contextlib.ExitStack() as stack:
+            ports = stack.enter_context(held_ports("127.0.0.1", {"MASTER_PORT": 0}))
+            common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(ports["MASTER_PORT"]), "WORLD_SIZE": "2"}
+            command, environment = [sys.executable, *map(str, words)], os.environ | common | {"RANK": "1"}
+            patch = stack.enter_context(pytest.MonkeyPatch.context())
+            second = stack.enter_context(
+                subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, text=True)
+            )
             patch.setattr("carnelian_training.distributed._TIMEOUT", datetime.timedelta(minutes=2))
             for name, value in (common | {"RANK": "0"}).items():
                 patch.setenv(name, value)
