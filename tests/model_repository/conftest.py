@@ -58,7 +58,7 @@ class Models:
         """Rows in a batch -> how many such batches `send`, which sends so many rows, has made of them."""
         before = self.batch_sizes(model)
         send()
-        deadline = time.monotonic() + 5  # Triton counts a request after it has answered it
+        deadline = time.monotonic() + 30  # Triton counts a request after it has answered it
         while True:
             made = self.batch_sizes(model) - before
             if sum(size * count for size, count in made.items()) >= num_rows or time.monotonic() > deadline:

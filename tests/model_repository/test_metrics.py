@@ -16,7 +16,7 @@ def read(server):
     """Reads the counters: the name and its outcome, if any -> value."""
 
     def read() -> dict[str, float]:
-        with urllib.request.urlopen(server.metrics_url, timeout=5) as answer:
+        with urllib.request.urlopen(server.metrics_url, timeout=60) as answer:
             text = answer.read().decode()
         lines = re.findall(r'^carnelian_(\w+)_total\{model="quartznet_demo"(?:,outcome="(\w+)")?\} (\S+)$', text, re.M)
         return {f"{name} {outcome}".strip(): float(value) for name, outcome, value in lines}

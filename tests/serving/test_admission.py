@@ -55,7 +55,7 @@ def test_requests_are_turned_away_while_as_many_wait_as_may(
             assert "Exceeds maximum queue size: 2 requests may wait already for quartznet_demo_acoustic" in str(error)
             assert error.status() == "StatusCode.UNAVAILABLE"
         assert client.infer("quartznet_demo_pcm", **noise(2))["TRANSCRIPT"] == alone
-        with urllib.request.urlopen(server.metrics_url, timeout=10) as answer:
+        with urllib.request.urlopen(server.metrics_url, timeout=60) as answer:
             metrics = answer.read().decode()
     (refused,) = [line for line in metrics.splitlines() if line.startswith(REFUSED)]
     assert float(refused.removeprefix(REFUSED)) == len(turned_away)
@@ -91,7 +91,7 @@ def test_a_name_that_no_model_has_is_said(narrow_repository: Path, connect: Call
     with serve(narrow_repository) as server:
         before = len(server.log)  # lines of the warm-up, which comes before metrics
         client = connect(server.grpc_url)
-        urllib.request.urlopen(server.metrics_url, timeout=10).close()  # their port opens last
+        urllib.request.urlopen(server.metrics_url, timeout=60).close()  # their port opens last
         for _ in range(LIMIT + 1):  # alone, so that they form no batch that may pass whole
             client.infer("quartznet_demo_pcm", **noise(2))
     assert any("the server has no model of `pending_models`" in line for line in server.log[before:])

@@ -246,7 +246,7 @@ def test_threads_sleep_once_a_run_is_over() -> None:
         before = time.process_time()
         time.sleep(0.02)
         busy_s.append(time.process_time() - before)
-    assert statistics.median(busy_s) < 0.002
+    assert statistics.median(busy_s) < 0.005  # 0.012 and more if they spin, 0.0003 if not
 
 
 def test_cores_are_those_that_the_process_may_run_on() -> None:

@@ -204,6 +204,6 @@ def test_an_instance_keeps_its_weights_once(tiny_server: Server) -> None:
 
 def test_metrics_are_served(tiny_server: Server, client: Any) -> None:
     client.infer("ragged", FEATURES=np.ones((4, 4, 3), np.float32))
-    with urllib.request.urlopen(tiny_server.metrics_url, timeout=5) as answer:
+    with urllib.request.urlopen(tiny_server.metrics_url, timeout=60) as answer:
         text = answer.read().decode()
     assert 'nv_inference_request_success{model="ragged",version="1"}' in text

@@ -94,7 +94,7 @@ def test_who_gets_the_log_may_raise(cut_repository: Path, caplog: pytest.LogCapt
 
     with Server(cut_repository, http_port=0, grpc_port=0, metrics_port=0, log_level="verbose", on_log=fail) as server:
         known = len(server.log)
-        with urllib.request.urlopen(f"http://{server.http_url}/v2/health/ready", timeout=5):
+        with urllib.request.urlopen(f"http://{server.http_url}/v2/health/ready", timeout=60):
             pass
         deadline = time.monotonic() + 30
         while len(server.log) == known and time.monotonic() < deadline:
@@ -121,6 +121,6 @@ def test_a_server_whose_stderr_was_closed_from_the_start_goes_on(cut_repository:
         path = "v2/models/" + "a" * 1000  # which the log repeats
         for _ in range(2 * PIPE_BYTES // 1000):
             with pytest.raises(urllib.error.HTTPError):
-                urllib.request.urlopen(f"http://{http}/{path}", timeout=10)
+                urllib.request.urlopen(f"http://{http}/{path}", timeout=60)
         process.terminate()
     assert process.returncode == 0
