@@ -21,8 +21,9 @@ from tritonclient.utils import InferenceServerException
 
 DEMO = Path(__file__).parents[2] / "demo" / "clips" / "manifest.jsonl"
 REFERENCES = Path(__file__).parents[1] / "training" / "references"
-DIFFERENT = 0.002
-"""Share of characters. The weights are random, and a frame may lie between two of them."""
+DIFFERENT = 0.015
+"""Share of characters. The weights are random, and frames lie between two of them: noise of 1e-4 on the scores, more
+than processors differ by, changes up to 0.006 of them, and of 1e-3 0.02 or more."""
 
 
 @pytest.fixture(scope="module")
