@@ -32,8 +32,8 @@ def narrow_repository(tmp_path: Path) -> Path:
 
 
 def serve(repository: Path, *triton_options: str) -> Server:
-    models = ["quartznet_demo_pcm"]
-    return Server(repository, models=models, http_port=0, grpc_port=0, metrics_port=0, triton_options=triton_options)
+    models, ports = ["quartznet_demo_pcm"], {"http_port": 0, "grpc_port": 0, "metrics_port": 0}
+    return Server(repository, models=models, threads=1, **ports, triton_options=triton_options)  # as slow on many cores
 
 
 def noise(seconds: float) -> dict[str, np.ndarray]:
