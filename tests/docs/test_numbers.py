@@ -249,6 +249,11 @@ def test_what_pages_say_of_a_gpus_server_is_that_of_the_raw_files():
     page = " ".join(read("export/docs/precision.md").split())
     assert f"export of Jasper answered {alone['report']['clips_per_s']:.0f} clips a second of a single client" in page
     assert f"and {min(rates):.0f} to {max(rates):.0f} of 16 clients" in page
+    raw = json.loads(read("perf/results/jasper_10x5dr_infer_gpu_fp16.json"))["timings"]
+    times_ms = {
+        t["duration_s"]: statistics.median(t["network_ms"]) for t in raw if (t["engine"], t["batch"]) == ("graphs", 1)
+    }
+    assert f"takes {times_ms[2]:.1f} ms for 2 s and {times_ms[16.7]:.1f} ms for 16.7 s" in page
 
 
 def test_what_a_gpu_waits_for_is_that_of_the_raw_files():
