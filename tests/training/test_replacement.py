@@ -98,7 +98,7 @@ def test_a_nemo_file_finds_no_room(tiny_config, room, tmp_path):
         "transcribe MODEL CLIPS --lm LM --neural-lm LM.onnx --lm-weights WEIGHTS --out OUT",
         "weigh MODEL CLIPS --lm LM --neural-lm LM.onnx --out OUT",
         "perplexity LM --text TEXT --exclude CLIPS --out OUT",
-        "ngram --text TEXT --exclude CLIPS OUT",
+        "ngram --text TEXT.klm --exclude CLIPS.klm OUT",
         "convert --cuts CUTS OUT",
         "convert --recordings RECORDINGS --supervisions SUPERVISIONS OUT",
         "publish MODEL.pt OUT",
@@ -108,7 +108,7 @@ def test_a_nemo_file_finds_no_room(tiny_config, room, tmp_path):
     ],
 )
 def test_nothing_is_written_over_what_it_is_made_of(words, tmp_path, call):
-    files = ("LM.onnx", "MODEL.nemo", "MODEL.pt", "OTHER.pt")
+    files = ("LM.onnx", "MODEL.nemo", "MODEL.pt", "OTHER.pt", "TEXT.klm", "CLIPS.klm")
     places = [word for word in words.split() if (word.isupper() and word != "OUT") or word in files]
     for place in places:
         (tmp_path / place).write_text(place)
