@@ -6,7 +6,7 @@ import contextlib
 import errno
 import ipaddress
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from carnelian_serving.errors import ServerError
 from carnelian_serving.triton_options import by_name
@@ -57,6 +57,30 @@ def held_ports(host: str, wanted: dict[str, int]) -> Iterator[dict[str, int]]:
                 ) from error
             chosen[option] = held.getsockname()[1]
         yield chosen
+
+
+@contextlib.contextmanager
+def first_on(host: str, ports: Mapping[str, int]) -> Iterator[None]:
+    """Keep others that start a server off these ports: two could hold them, and take one server for that of both.
+
+    Args:
+        host: The address to listen on.
+        ports: Option name -> port.
+
+    Raises:
+        ServerError: Another one has begun to start a server on one of them.
+    """
+    with contextlib.ExitStack() as names:
+        for option, port in ports.items():
+            name = names.enter_context(socket.socket(socket.AF_UNIX))
+            try:
+                name.bind(f"\0carnelian {host} {port}")  # of no file, so that it ends with the process
+            except OSError as error:
+                raise ServerError(
+                    f"`{option}` must be a free port, but another server that starts will have {port} on {host}; "
+                    f"end that, or give another (`{option} 0` takes any)"
+                ) from error
+        yield
 
 
 def read_addresses(host: str, triton_options: Sequence[str]) -> dict[str, str]:

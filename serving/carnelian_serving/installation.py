@@ -94,6 +94,10 @@ def prepare_wheel(scratch: Path) -> Installation:
             f"Triton's Python stubs read paths as ASCII, but this environment is in {sys.prefix}; make it anew in a "
             "folder whose path has ASCII letters alone"
         )
+    if not os.access("/tmp", os.W_OK):
+        raise InstallationError(
+            "Triton's Python backend writes to /tmp, whatever TMPDIR says, but /tmp cannot be written"
+        )
     if os.statvfs(scratch).f_flag & os.ST_NOEXEC:
         raise InstallationError(
             f"Triton's Python backend is run from {scratch.parent}, but programs may not run there (noexec); set "

@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Literal
 
 from carnelian_serving import METRICS_VARIABLE, THREADS_VARIABLE
-from carnelian_serving.addresses import find_address, held_ports, read_addresses
+from carnelian_serving.addresses import find_address, first_on, held_ports, read_addresses
 from carnelian_serving.certificates import check_certificates
 from carnelian_serving.endings import Crash, describe_crash
 from carnelian_serving.environment import FEW_THREADS, KEPT_MEMORY, QUIET
@@ -165,7 +165,7 @@ class Server:
         check_options(self._triton_options)
         self._host = find_address(self._host)
         self._addresses = read_addresses(self._host, self._triton_options)
-        with held_ports(self._host, self._wanted_ports) as self._ports:
+        with held_ports(self._host, self._wanted_ports) as self._ports, first_on(self._host, self._ports):
             check_certificates(self._triton_options)
             # The stubs are started from in here.
             folder = None if is_plain(tempfile.gettempdir()) else "/tmp"

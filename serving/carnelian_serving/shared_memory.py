@@ -100,7 +100,7 @@ def describe_shortage(room_bytes: int, num_instances: int) -> str:
         return ""
     return (
         f"{SHARED_MEMORY} should have {ample_bytes // 2**20} MiB for {num_instances} Python-based instances, but has "
-        f"{room_bytes // 2**20}: once it is full, long clips are refused; in a container, start it with --shm-size=1g"
+        f"{room_bytes // 2**20}: while it is full, clips are refused; in a container, start it with --shm-size=1g"
     )
 
 

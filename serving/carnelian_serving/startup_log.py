@@ -26,7 +26,7 @@ _SHORTAGES = {
     re.compile("Too many open files"): "it ran out of open files; allow more (`ulimit -n`)",
     # The words of OpenBLAS, of std::thread, and of the system, which DALI passes on.
     re.compile("pthread_create failed|std::system_error|Resource temporarily unavailable"): (
-        "it ran out of threads or processes; allow more (`pids.max` of the container, `ulimit -u`)"
+        "it ran out of threads, processes or memory; allow more (`pids.max` of the container, `ulimit -u`, `-v`, `-d`)"
     ),
 }
 _START_FAILED = re.compile(r"^error: ")

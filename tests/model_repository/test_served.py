@@ -40,7 +40,7 @@ def transcribe(models, rows: Sequence[np.ndarray], lengths: Sequence[int]) -> li
         (RATE_HZ, 0, "no samples: .* SIGNAL_LENGTH is 0 or less"),
         (0, 0, "no samples"),
         (RATE_HZ, -7, "no samples"),
-        (RATE_HZ, 2 * RATE_HZ, "too few samples: .* this clip of 2.0. s is over the limit, or its SIGNAL holds less"),
+        (RATE_HZ, 2 * RATE_HZ, "too few samples: .* this clip of 2.0. s is over the limit, its SIGNAL holds less"),
         (10, LIMIT + RATE_HZ, "too long: .* at most 60 s long, but this one has 61.0. s"),
         (LIMIT + RATE_HZ, LIMIT + RATE_HZ, "too long: .* but this one has 61.0. s"),
         (LIMIT + 160, LIMIT + 160, "too long"),

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from carnelian_serving.addresses import find_address, held_ports
+from carnelian_serving.addresses import find_address, first_on, held_ports
 from carnelian_serving.errors import ServerError
 from carnelian_serving.installation import (
     Installation,
@@ -83,6 +83,17 @@ def test_nobody_else_is_given_a_port_that_a_server_is_to_have(cut_repository: Pa
         kinds = {option.removeprefix("--").replace("-", "_"): chosen for option, chosen in ports.items()}
         with Server(cut_repository, **kinds) as server:  # but the server is
             assert server.grpc_url == f"127.0.0.1:{port}"
+
+
+def test_of_two_starts_at_once_one_is_told_that_its_port_is_taken(cut_repository: Path) -> None:
+    with held_ports("127.0.0.1", {"--http-port": 0}) as ports, first_on("127.0.0.1", ports):
+        port = ports["--http-port"]
+        words = f"`--http-port` must be a free port, but another server that starts will have {port} on 127.0.0.1"
+        with (
+            pytest.raises(ServerError, match=words),
+            Server(cut_repository, http_port=port, grpc_port=0, metrics_port=0),
+        ):
+            pass
 
 
 @pytest.mark.parametrize("host", ["no.such.host.invalid", "::x", "192.0.2.1", "a..b"])
@@ -196,7 +207,9 @@ NO_THREAD = (
     'E1126 13:45:45.266461 7 backend_model.cc:692] "ERROR: Failed to create instance: RuntimeError: Resource '
     'temporarily unavailable\\n\\nAt:\\n  /lib/nvidia/dali/pipeline.py(1808): deserialize"'
 )
-OUT_OF_THREADS = "it ran out of threads or processes; allow more (`pids.max` of the container, `ulimit -u`)"
+OUT_OF_THREADS = (
+    "it ran out of threads, processes or memory; allow more (`pids.max` of the container, `ulimit -u`, `-v`, `-d`)"
+)
 
 
 @pytest.mark.parametrize(

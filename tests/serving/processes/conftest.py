@@ -1,7 +1,7 @@
 """`carnelian-serve` in a process of its own, and what the kernel knows of it."""
 
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +11,10 @@ from carnelian_serving.shared_memory import SHARED_MEMORY
 
 @pytest.fixture
 def start_command(command_line: list[str]) -> Callable[..., tuple[Any, int]]:
-    """Starts `carnelian-serve`; returns it once it is ready, and the pid of its tritonserver."""
+    """Starts `carnelian-serve`, perhaps by a `parent`; returns it once it is ready, and the pid of its tritonserver."""
 
-    def start(repository: Path, *options: str) -> tuple[subprocess.Popen[str], int]:
-        command = [*command_line, f"--repository={repository}", *options]
+    def start(repository: Path, *options: str, parent: Sequence[str] = ()) -> tuple[subprocess.Popen[str], int]:
+        command = [*parent, *command_line, f"--repository={repository}", *options]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         assert process.stdout is not None
         assert process.stdout.readline().startswith("carnelian-serve: ready; gRPC 127.0.0.1:")

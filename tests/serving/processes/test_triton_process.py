@@ -4,6 +4,7 @@ import fcntl
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,17 +18,37 @@ from carnelian_serving.errors import ServerError
 from carnelian_serving.installation import Installation, find_installation
 from carnelian_serving.launcher import Server
 
+DEAF_PARENT = [
+    *(sys.executable, "-c"),
+    "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN);"
+    "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM]); os.execv(sys.argv[1], sys.argv[1:])",
+]
+"""A program that hears of no child and heeds no SIGTERM, which those that it starts inherit."""
 
+
+@pytest.mark.parametrize("parent", [[], DEAF_PARENT], ids=["", "deaf parent"])
 def test_a_crashed_instance_ends_the_command_with_its_name(
-    cut_repository: Path, start_command: Callable[..., tuple[Any, int]], group_pids: Callable[[int], dict[int, str]]
+    cut_repository: Path,
+    start_command: Callable[..., tuple[Any, int]],
+    group_pids: Callable[[int], dict[int, str]],
+    parent: list[str],
 ) -> None:
-    process, server = start_command(cut_repository)
+    process, server = start_command(cut_repository, parent=parent)
     [stub] = [pid for pid in group_pids(server) if pid != server]
     os.kill(stub, signal.SIGSEGV)
     _, errors = process.communicate(timeout=25)  # below the half minute that Triton would wait for it
     assert process.returncode == 1
     assert "the process of cut_0_0 (SIGSEGV) has crashed" in errors
     assert not group_pids(server)
+
+
+def test_sigterm_is_heeded_though_the_parent_blocked_it(
+    cut_repository: Path, start_command: Callable[..., tuple[Any, int]]
+) -> None:
+    process, _ = start_command(cut_repository, parent=DEAF_PARENT)
+    process.terminate()
+    process.communicate(timeout=40)
+    assert process.returncode == 0
 
 
 def test_an_instance_that_stands_still_ends_the_server_with_its_name(
