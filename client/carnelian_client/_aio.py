@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Iterator, Mapping
 from contextlib import aclosing
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal, overload
+from typing import TYPE_CHECKING, Literal, NoReturn, overload
 
 from ._audio import describe_audio
 from ._client import Outcome
@@ -239,6 +239,9 @@ class AsyncCarnelianClient:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a client cannot be copied or sent to another process; make one there")
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._settings.url!r}, model={self._settings.model!r})"

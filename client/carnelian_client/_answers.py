@@ -146,6 +146,11 @@ _WORDINGS = (
         "nginx does so if headers are too long (by default, over 8 KB); send shorter `headers` or a shorter key",
     ),
     _Wording("metadata size exceeds", ServerError, "send shorter `headers`, a shorter key, or a shorter `request_id`"),
+    _Wording(
+        "shared memory pool|cannot send more than one response",
+        ServerBusy,
+        "the server's /dev/shm is full: let it have 1 GiB, or send fewer clips at a time (`concurrency`)",
+    ),
     _Wording("message larger than max", InvalidAudio, size_advice=SHORTEN_ADVICE),
     _Wording("too little memory for an input", InvalidAudio),
     _Wording("no samples|empty audio", InvalidAudio),
@@ -177,11 +182,6 @@ _WORDINGS = (
         "rst_stream|goaway",
         ConnectError,
         "the server or a proxy gave up; HAProxy may do so if `proto h2` is missing from the line of its server",
-    ),
-    _Wording(
-        "security handshaker",
-        ConnectError,
-        "the files of `tls` must be PEM, and the key that of the certificate, without a password",
     ),
     _Wording(
         "hostname verification",

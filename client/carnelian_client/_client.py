@@ -15,7 +15,7 @@ from contextlib import closing
 from os import PathLike
 from queue import SimpleQueue
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal, TypeAlias, overload
+from typing import TYPE_CHECKING, Literal, NoReturn, TypeAlias, overload
 
 from . import _threads
 from ._audio import describe_audio
@@ -36,6 +36,9 @@ from ._types import TLS, Audio, DecodingOptions, Health, Model, Request, Transcr
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+CTRL_C_HEARD_S = 1.0
+"""How long `transcribe_many` waits at a stretch, in seconds: a Ctrl-C that comes just before the thread begins to wait
+does not wake it, and Python tells of it only when the wait is over."""
 Outcome: TypeAlias = Transcript | CarnelianClientError | OSError
 """What `transcribe_many` yields for a clip: its transcript, or what `transcribe` would have raised."""
 
@@ -215,7 +218,10 @@ class CarnelianClient:
                             source, source_error = None, error
                     if not pending:
                         break
-                    yield pending.popleft().result()
+                    first = pending.popleft()
+                    while not wait([first], CTRL_C_HEARD_S).done:
+                        pass
+                    yield first.result()
                 if source_error is not None:
                     raise source_error
             finally:
@@ -310,6 +316,9 @@ class CarnelianClient:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a client cannot be copied or sent to another process; make one there")
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._settings.url!r}, model={self._settings.model!r})"

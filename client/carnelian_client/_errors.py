@@ -80,7 +80,7 @@ class ServerError(CarnelianClientError):
 
 
 class ServerBusy(ServerError):
-    """The server refused the request because its queue is full, or a proxy because there were too many."""
+    """The server refused the request because a queue or its memory is full, or a proxy because there were too many."""
 
     retryable = True
 

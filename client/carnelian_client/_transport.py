@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import json
 import re
+import ssl
 import struct
 import sys
 import threading
@@ -79,7 +80,7 @@ class Transport:
         """
         message = _infer_message(request, deadline)
         with about(request.clip, request.model, request.request_id):
-            with self._translated_errors(deadline):
+            with self._translated_errors(deadline, request.request_id):
                 call = self._stub.ModelInfer.future(
                     message, timeout=deadline.left_s + LINGER_S, metadata=self._metadata
                 )
@@ -125,7 +126,7 @@ class Transport:
             return getattr(self._stub, method)(message, timeout=deadline.left_s, metadata=self._metadata)
 
     @contextlib.contextmanager
-    def _translated_errors(self, deadline: Deadline) -> Iterator[None]:
+    def _translated_errors(self, deadline: Deadline, request_id: str = "") -> Iterator[None]:
         try:
             yield
         except grpc.FutureTimeoutError as error:
@@ -133,7 +134,7 @@ class Transport:
         except grpc.RpcError as error:
             if self._is_closed and error.code() is grpc.StatusCode.CANCELLED:
                 raise _closed() from error
-            raise _error(error, deadline) from error
+            raise _error(error, deadline, request_id) from error
         except ValueError as error:  # the channel was closed between two attempts
             if not self._is_closed:
                 raise
@@ -197,7 +198,7 @@ class AsyncTransport:
         try:
             return await call(message, timeout=deadline.left_s + linger_s, metadata=self._metadata)
         except grpc.RpcError as error:
-            raise _error(error, deadline) from error
+            raise _error(error, deadline, getattr(message, "id", "")) from error
         except (asyncio.CancelledError, grpc.aio.UsageError) as error:
             # A channel that is closed cancels its calls, which would look as if their tasks had been cancelled.
             if not self._is_closed or _is_cancelled(asyncio.current_task()):
@@ -214,6 +215,27 @@ def _open_channel(api: ModuleType, url: str, tls: TLS | None) -> Any:
 
 
 def _credentials(tls: TLS) -> grpc.ChannelCredentials:
+    """Read the files, and check them: gRPC takes an empty one for none, and trusts its own authorities.
+
+    Raises:
+        ValueError: one is no PEM, or the key is not that of the certificate.
+        OSError: one cannot be read.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.set_ciphers("DEFAULT@SECLEVEL=0")  # gRPC decides how strong a key has to be
+    try:
+        if tls.ca_path is not None:
+            context.load_verify_locations(tls.ca_path)
+    except ssl.SSLError as error:
+        raise ValueError(f"`ca_path` must be a PEM file of certificates, but {tls.ca_path} is none: {error}") from error
+    try:
+        if tls.cert_path is not None:
+            context.load_cert_chain(tls.cert_path, tls.key_path, password=lambda: "none")
+    except ssl.SSLError as error:
+        raise ValueError(
+            "`cert_path` and `key_path` must be PEM files that belong together, the key without a password, but "
+            f"{tls.cert_path} and {tls.key_path} are not: {error}"
+        ) from error
     ca, key, cert = (
         None if path is None else Path(path).read_bytes() for path in (tls.ca_path, tls.key_path, tls.cert_path)
     )
@@ -267,9 +289,10 @@ def _closed() -> TransportError:
     return TransportError("the client was closed before the answer came")
 
 
-def _error(error: grpc.RpcError, deadline: Deadline) -> CarnelianClientError:
+def _error(error: grpc.RpcError, deadline: Deadline, request_id: str) -> CarnelianClientError:
     # Each error that a call raises is also a grpc.Call, with code and details, which the base class does not say.
     status, details = error.code().name, error.details() or ""
+    details = details.replace(f"[request id: {request_id}]", "")  # its words, the caller's, mean nothing
     is_own = status == "DEADLINE_EXCEEDED" and deadline.left_s < CLOCKS_S  # a gateway's deadline is shorter
     return _late(deadline) if is_own else error_from_answer(status, details)
 

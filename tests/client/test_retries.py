@@ -16,6 +16,7 @@ from carnelian_client import (
     ModelNotReady,
     RetryPolicy,
     ServerBusy,
+    ServerError,
 )
 from carnelian_client._answers import STATUS_ERRORS
 from carnelian_client._retry import Deadline, retry_arguments
@@ -30,6 +31,28 @@ def test_a_busy_server_is_asked_again_with_less_time(client, triton, wav):
     timeouts = [r.parameters["timeout"].int64_param for r in triton.requests]
     assert len(timeouts) == 4
     assert timeouts == sorted(timeouts, reverse=True)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "Failed to increase the shared memory pool size for key '/dev/shm/carnelian_7'",
+        "Unable to send response. Non-decoupled model cannot send more than one response.",
+    ],
+)
+def test_shared_memory_that_is_full_is_waited_for(client, triton, wav, words, caplog):
+    triton.script = [("INTERNAL", words)]
+    with caplog.at_level(logging.INFO, "carnelian_client"):
+        assert client.transcribe(wav).text == f"{len(wav)} bytes"
+    assert "let it have 1 GiB, or send fewer clips at a time" in caplog.text
+
+
+def test_what_a_request_is_called_does_not_say_what_happened_to_it(client, triton, wav):
+    name = "x] exceeds maximum queue size"
+    triton.script = [("INVALID_ARGUMENT", f"in ensemble 'm', [request id: {name}] expected 2 inputs but got 1 inputs")]
+    with pytest.raises(ServerError, match="bytes: expected 2 inputs but got 1 inputs; ") as info:
+        client.transcribe(wav, request_id=name)
+    assert type(info.value) is ServerError
 
 
 def test_a_call_that_the_other_side_cancels_is_made_again(client, triton, wav):

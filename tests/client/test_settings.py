@@ -1,3 +1,4 @@
+import pickle
 import subprocess
 from pathlib import Path
 
@@ -145,11 +146,24 @@ def test_a_client_certificate_that_is_missing_or_refused_is_named(certificates, 
         client.transcribe(wav)
 
 
-def test_a_file_that_is_no_certificate_is_the_reason_given(certificates, start_tls_endpoint, wav):
-    endpoint = start_tls_endpoint(wants_client_certificate=False)
-    client = CarnelianClient(endpoint.url, tls=TLS(ca_path=certificates / "ca.key"), retry=NO_RETRY)
-    with client, pytest.raises(ConnectError, match="the files of `tls` must be PEM"):
-        client.transcribe(wav)
+@pytest.mark.parametrize("name", ["ca.key", "empty.pem"])
+def test_a_file_of_no_authorities_trusts_nobody_else(certificates, tmp_path, name):
+    (tmp_path / "empty.pem").touch()
+    path = tmp_path / name if name == "empty.pem" else certificates / name
+    with pytest.raises(ValueError, match=f"`ca_path` must be a PEM file of certificates, but {path} is none"):
+        CarnelianClient("localhost:8001", tls=TLS(ca_path=path))
+
+
+def test_a_key_of_another_certificate_is_said_at_once(certificates):
+    tls = TLS(cert_path=certificates / "client.pem", key_path=certificates / "stranger.key")
+    with pytest.raises(ValueError, match=r"must be PEM files that belong together, .*stranger\.key are not"):
+        CarnelianClient("localhost:8001", tls=tls)
+
+
+@pytest.mark.parametrize("kind", [CarnelianClient, AsyncCarnelianClient])
+def test_a_client_stays_in_its_process_and_keeps_its_key(kind):
+    with pytest.raises(TypeError, match="make one there"):
+        pickle.dumps(kind("localhost:8001", api_key="secret"))
 
 
 def test_a_certificate_that_is_not_there_is_said_at_once(tmp_path):
