@@ -154,8 +154,7 @@ def build_acoustic(name: str, sizes: TensorSizes, warm_up: Batches) -> pb.ModelC
 def batches_of_steps(sizes: TensorSizes) -> Batches:
     """Return a batch for each of :data:`STEPS`: a short clip, then as many long ones as just exceed the step before."""
     frames = LONG_S * SAMPLE_RATE_HZ // sizes.hop_samples
-    counts = (step // frames + 1 for step in STEPS[:-1])
-    return [(2, 1), *((LONG_S, count) for count in counts if count <= sizes.max_batch_size)]
+    return [(2, 1), *((LONG_S, min(step // frames + 1, sizes.max_batch_size)) for step in STEPS[:-1])]
 
 
 def use_tensorrt_provider(config: pb.ModelConfig, hop_samples: int) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from carnelian_export.graph.stepped import export_stepped
 from carnelian_export.graph.time_axis import find_spacing
-from carnelian_export.model_configs import read_config
+from carnelian_export.model_configs import TensorSizes, batches_of_steps, read_config
 from carnelian_export.parity import check_parity, run, score
 from carnelian_export.profiles import STEPS
 from carnelian_export.repository import write_model
@@ -81,14 +81,24 @@ def test_a_bad_value_stays_in_its_row(network, clips, frames, tmp_path, value):
         np.testing.assert_array_equal(after[row], before[row])
 
 
-def test_branches_share_the_weights(network):
-    model = export_stepped(network, torch.float16)
-    onnx.checker.check_model(model, full_check=True)
-    (branches,) = (node for node in model.graph.node if node.op_type == "If")
-    assert not any(branch.g.initializer for branch in branches.attribute)
-    one_step = export_stepped(network, torch.float16, STEPS[:1])
-    sizes = [sum(len(weights.raw_data) for weights in graph.graph.initializer) for graph in (one_step, model)]
-    assert sizes[1] - sizes[0] == 8 * len(STEPS[:-1])  # the steps themselves
+def test_branches_share_the_weights(stacked, tmp_path):
+    onnx.save(export_stepped(stacked, torch.float32), tmp_path / "model.onnx")
+    onnx.checker.check_model(tmp_path / "model.onnx", full_check=True)
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    options.optimized_model_filepath = str(tmp_path / "optimised.onnx")
+    onnxruntime.InferenceSession(str(tmp_path / "model.onnx"), options)
+    for name in ("model.onnx", "optimised.onnx"):
+        whole, *branches = graphs(onnx.load(tmp_path / name).graph)
+        sizes = [sum(len(weights.raw_data) for weights in graph.initializer) for graph in (whole, *branches)]
+        assert len(branches) == 2 * len(STEPS) - 2
+        assert sum(sizes[1:]) < 0.01 * sizes[0]
+
+
+def graphs(graph: onnx.GraphProto) -> list[onnx.GraphProto]:
+    """A graph, and all those of its branches and theirs."""
+    inner = [attribute.g for node in graph.node if node.op_type == "If" for attribute in node.attribute]
+    return [graph, *(found for branch in inner for found in graphs(branch))]
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
@@ -98,6 +108,11 @@ def test_an_export_for_cuda_has_steps_and_the_server_knows_them(tmp_path, config
     session = onnxruntime.InferenceSession(str(path))
     assert session.get_modelmeta().custom_metadata_map == {providers.STEPS_KEY: "2048,8192,32768,65536"}
     check_parity(path, network, precision)
+
+
+def test_a_step_that_only_the_largest_batch_needs_is_warmed_up():
+    sizes = TensorSizes(features=(64, -1), hop_samples=320, max_batch_size=32, vocabulary=29)
+    assert batches_of_steps(sizes) == [(2, 1), (20, 3), (20, 9), (20, 32)]  # 32,000 frames, and 31 gaps
 
 
 @pytest.mark.parametrize("name", ["quartznet_15x5", "quartznet_demo", "jasper_10x5dr"])

@@ -80,6 +80,15 @@ def clips():
     return [rng.standard_normal(samples, np.float32) for samples in SAMPLES]
 
 
+def test_for_cuda_the_graph_and_its_warm_ups_are_the_ordinary_ones(tmp_path):
+    config, network = built(next(iter(KINDS)))
+    for provider in (None, "cuda"):
+        write_model(tmp_path / str(provider), "tiny", config, network, target=Target(provider=provider))
+    plain, cuda = (tmp_path / name / "tiny_acoustic" for name in ("None", "cuda"))
+    assert (cuda / "1/model.onnx").read_bytes() == (plain / "1/model.onnx").read_bytes()
+    assert (cuda / "config.pbtxt").read_text() == (plain / "config.pbtxt").read_text()
+
+
 def test_the_labels_are_declared_as_in_the_configuration(exported):
     network, session = exported
     assert session.get_outputs()[0].shape[2] == network.head.out_features

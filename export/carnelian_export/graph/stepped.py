@@ -33,9 +33,9 @@ def export_stepped(network: StackNetwork, dtype: torch.dtype, steps: Sequence[in
     Args:
         network: In evaluation mode.
         dtype: The type that the network computes in.
-        steps: The lengths of the time axis, ascending, each a multiple of the network's stride.
+        steps: The lengths of the time axis, at least two, ascending, each a multiple of the network's stride.
     """
-    lowered = lower(network, dtype)  # with batch norms folded: the runtime would not fold them inside branches
+    lowered = lower(network, dtype)  # with batch norms folded: the runtime would give each branch weights of its own
     assert isinstance(lowered, StackNetwork)
     model = trace_ragged(RaggedAcoustic(lowered, steps=steps), (network.config.num_mels, 40))
     store_as_float16(model.graph)
