@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 
 STDIN = "-"
 SUFFIXES = {"text": "txt"}
-_ESCAPES = str.maketrans({"\t": r"\t", "\n": r"\n", "\r": r"\r"})  # in names, which share lines with transcripts
+_ESCAPES = str.maketrans(
+    {"\\": r"\\", "\t": r"\t", "\n": r"\n", "\r": r"\r"}
+)  # in names, which share lines with transcripts
 API_KEY_VARIABLE = "CARNELIAN_API_KEY"
 
 OutputFormat: TypeAlias = Literal["text", "json", "srt", "vtt", "ctm"]

@@ -5,7 +5,7 @@
     │   ├── ConnectError         it could not be reached                              (retried)
     │   └── DeadlineExceeded     `timeout_s` passed; also a built-in TimeoutError
     ├── ServerError              the server answered that it could not do it
-    │   ├── ServerBusy           its queue is full, or a proxy's limit reached        (retried)
+    │   ├── ServerBusy           a queue, its memory or a proxy's limit is full       (retried)
     │   ├── ModelNotReady        the model is loading, restarting or being replaced   (retried)
     │   ├── ModelNotFound        no model of that name
     │   └── AccessDenied         a header or an API key is missing or wrong

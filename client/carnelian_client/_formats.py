@@ -6,13 +6,15 @@ import html
 import json
 import math
 import re
+import unicodedata
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 from ._types import Transcript, Word
 
 MAX_LINE_CHARACTERS = 42
-"""The most characters in each of the two lines of a cue, as is usual in broadcasting; a longer word is not cut."""
+"""The most characters in each of the two lines of a cue, as is usual in broadcasting; a longer word has its own cue."""
 MAX_CUE_S = 6.0
 """The longest time from the first to the last word of a cue, in seconds; a longer word of many letters is cut."""
 MIN_CUE_S = 1.0
@@ -74,16 +76,23 @@ def split_cues(words: tuple[Word, ...]) -> Iterator[list[Word]]:
 
 
 def _cut(word: Word) -> Iterator[Word]:
-    """Cut a text without spaces, as some languages have it, into parts of which no two fit into one line of a cue."""
+    """Cut a word that is too long for a cue, as a text without spaces may be; two parts never share a line."""
     duration_s, size = word.end_s - word.start_s, len(word.word)
     if duration_s <= MAX_CUE_S or size <= MAX_LINE_CHARACTERS // 2:  # few letters: a word drawn out, or a pause in it
         yield word
         return
     parts = max(math.ceil(duration_s / MAX_CUE_S), math.ceil(size / MAX_LINE_CHARACTERS))
-    for i in range(parts):
-        letters = word.word[i * size // parts : (i + 1) * size // parts]
+    edges = [_letter_at(word.word, i * size // parts) for i in range(parts + 1)]
+    for i, (start, end) in enumerate(pairwise(edges)):
         start_s, end_s = (word.start_s + edge * duration_s / parts for edge in (i, i + 1))
-        yield Word(letters, start_s, end_s, word.confidence)
+        yield Word(word.word[start:end], start_s, end_s, word.confidence)
+
+
+def _letter_at(text: str, index: int) -> int:
+    """Return the index, or the next one where no mark of the letter before stands, as vowels in Thai."""
+    while index < len(text) and (unicodedata.category(text[index]).startswith("M") or text[index] in "\u0e33\u0eb3"):
+        index += 1
+    return index
 
 
 def _lines(cue: list[Word]) -> str:

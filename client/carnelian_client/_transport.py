@@ -221,6 +221,9 @@ def _credentials(tls: TLS) -> grpc.ChannelCredentials:
         ValueError: one is no PEM, or the key is not that of the certificate.
         OSError: one cannot be read.
     """
+    ca, key, cert = (  # first, for OpenSSL does not name a file that it cannot read
+        None if path is None else Path(path).read_bytes() for path in (tls.ca_path, tls.key_path, tls.cert_path)
+    )
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.set_ciphers("DEFAULT@SECLEVEL=0")  # gRPC decides how strong a key has to be
     try:
@@ -230,15 +233,13 @@ def _credentials(tls: TLS) -> grpc.ChannelCredentials:
         raise ValueError(f"`ca_path` must be a PEM file of certificates, but {tls.ca_path} is none: {error}") from error
     try:
         if tls.cert_path is not None:
-            context.load_cert_chain(tls.cert_path, tls.key_path, password=lambda: "none")
+            # OpenSSL would ask the terminal for a password.
+            context.load_cert_chain(tls.cert_path, tls.key_path, password=lambda: "")
     except ssl.SSLError as error:
         raise ValueError(
             "`cert_path` and `key_path` must be PEM files that belong together, the key without a password, but "
             f"{tls.cert_path} and {tls.key_path} are not: {error}"
         ) from error
-    ca, key, cert = (
-        None if path is None else Path(path).read_bytes() for path in (tls.ca_path, tls.key_path, tls.cert_path)
-    )
     return grpc.ssl_channel_credentials(root_certificates=ca, private_key=key, certificate_chain=cert)
 
 

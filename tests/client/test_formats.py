@@ -49,6 +49,13 @@ def test_a_text_without_spaces_fills_cues(letters_a_second):
     assert (cues[0][0].start_s, cues[-1][-1].end_s) == (1.0, pytest.approx(text.end_s))
 
 
+def test_no_mark_is_cut_from_its_letter():
+    words = [cue[0].word for cue in split_cues((Word("ที่น้ำ" * 10, 0.0, 20.0, 0.9),))]
+    assert len(words) == 4
+    assert not any(word.startswith(("ี", "่", "้", "ำ")) for word in words)
+    assert "".join(words) == "ที่น้ำ" * 10
+
+
 def test_a_word_that_is_drawn_out_is_not_cut():
     assert [[word.word for word in cue] for cue in split_cues(spoken("so", word_s=9.0))] == [["so"]]
 

@@ -167,7 +167,7 @@ def test_a_client_stays_in_its_process_and_keeps_its_key(kind):
 
 
 def test_a_certificate_that_is_not_there_is_said_at_once(tmp_path):
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(FileNotFoundError, match=r"ca\.pem"):
         CarnelianClient("localhost:8001", tls=TLS(ca_path=tmp_path / "ca.pem"))
 
 
