@@ -63,6 +63,8 @@ def held_ports(host: str, wanted: dict[str, int]) -> Iterator[dict[str, int]]:
 def first_on(host: str, ports: Mapping[str, int]) -> Iterator[None]:
     """Keep others that start a server off these ports: two could hold them, and take one server for that of both.
 
+    Others that start one on another `host`, though it may be the same address, are not kept off.
+
     Args:
         host: The address to listen on.
         ports: Option name -> port.
@@ -76,6 +78,8 @@ def first_on(host: str, ports: Mapping[str, int]) -> Iterator[None]:
             try:
                 name.bind(f"\0carnelian {host} {port}")  # of no file, so that it ends with the process
             except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
                 raise ServerError(
                     f"`{option}` must be a free port, but another server that starts will have {port} on {host}; "
                     f"end that, or give another (`{option} 0` takes any)"

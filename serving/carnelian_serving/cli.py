@@ -77,10 +77,10 @@ def serve(
         if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
             continue  # nohup
         signal.signal(number, _raise_stop)
-    # Both are inherited. Where SIGCHLD is ignored, the kernel removes crashed stubs before anybody sees them.
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {*STOP_SIGNALS, signal.SIGCHLD})
     try:
+        # Both are inherited. Where SIGCHLD is ignored, the kernel removes crashed stubs before anybody sees them.
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {*STOP_SIGNALS, signal.SIGCHLD})
         server = Server(
             repository,
             models=model or (),

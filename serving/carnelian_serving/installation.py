@@ -96,7 +96,7 @@ def prepare_wheel(scratch: Path) -> Installation:
         )
     if not os.access("/tmp", os.W_OK):
         raise InstallationError(
-            "Triton's Python backend writes to /tmp, whatever TMPDIR says, but /tmp cannot be written"
+            "Triton's Python backend writes to /tmp, whatever TMPDIR says, but it may not; mount a tmpfs there"
         )
     if os.statvfs(scratch).f_flag & os.ST_NOEXEC:
         raise InstallationError(

@@ -113,7 +113,7 @@ def test_no_other_user_may_open_a_servers_memory(
     start_command: Callable[..., tuple[Any, int]],
     regions_of: Callable[[int], set[Path]],
 ) -> None:
-    def is_open_to_others(region: Path) -> bool:
+    def is_open_or_gone(region: Path) -> bool:
         with contextlib.suppress(FileNotFoundError):  # of a stub that read a configuration
             return bool(region.stat().st_mode & 0o077)
         return True
@@ -128,7 +128,7 @@ def test_no_other_user_may_open_a_servers_memory(
         config.write_text(config.read_text().replace('name: "cut"', 'name: "later"'))
         later.rename(cut_repository / "later")
         deadline = time.monotonic() + 120
-        while not (added := regions_of(process.pid) - opened) or any(map(is_open_to_others, added)):
+        while not (added := regions_of(process.pid) - opened) or any(map(is_open_or_gone, added)):
             assert time.monotonic() < deadline
             time.sleep(0.1)
     finally:

@@ -80,7 +80,7 @@ def ngram(
     if len(counts) > max(order, 3):  # the default has 3
         raise typer.BadParameter(f"--prune must have at most one count for each of --order {order}, but is {prune!r}")
     if target.suffix != ".klm":  # so that no other model has a report of this one's name
-        raise typer.BadParameter(f"a KenLM binary must be named as one, but is {target}; name it lm.klm")
+        raise typer.BadParameter(f"the model's name must end in .klm, but is {target}; name it lm.klm")
     if labels is not None and " " not in labels:
         raise typer.BadParameter(f"the model is of words, so one label must be the space, but they are {labels!r:.200}")
     for written in (target, target.with_suffix(".json")):
