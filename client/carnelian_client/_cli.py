@@ -30,9 +30,8 @@ if TYPE_CHECKING:
 
 STDIN = "-"
 SUFFIXES = {"text": "txt"}
-_ESCAPES = str.maketrans(
-    {"\\": r"\\", "\t": r"\t", "\n": r"\n", "\r": r"\r"}
-)  # in names, which share lines with transcripts
+# For names, which share lines with transcripts.
+_ESCAPES = str.maketrans({"\\": r"\\", "\t": r"\t", "\n": r"\n", "\r": r"\r"})
 API_KEY_VARIABLE = "CARNELIAN_API_KEY"
 
 OutputFormat: TypeAlias = Literal["text", "json", "srt", "vtt", "ctm"]

@@ -86,7 +86,7 @@ class TritonPythonModel:
             pb_utils.Logger.log_warn(
                 f"{self._config.name!r} runs on the CUDA provider of ONNX Runtime {onnxruntime.__version__}, which "
                 "prepares convolutions anew whenever a batch has another shape, which can take many times as long as "
-                "to run them: export Jasper and QuartzNet with --execution-provider cuda, other networks with tensorrt"
+                "to run them: export Jasper and QuartzNet with --execution-provider cuda; for others, try tensorrt"
             )
         self._outputs = [tensor.name for tensor in self._config.outputs]
         self._batches = Batches(self._config, self._run, split=self._split if self._splits else None)
