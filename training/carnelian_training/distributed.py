@@ -8,6 +8,7 @@ import datetime
 import inspect
 import logging
 import os
+import time
 import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -23,6 +24,9 @@ T = TypeVar("T")
 
 # Long enough for one process to write a large checkpoint, or to evaluate a slower share, while the others wait.
 _TIMEOUT = datetime.timedelta(hours=1)
+# Gloo's threads drop the tensors of the last sums a moment after these are done, and need the interpreter for that. One
+# that is late, as it ends, aborts the process (https://github.com/pytorch/pytorch/pull/179291).
+_SETTLE_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -142,3 +146,4 @@ def joined() -> Iterator[Process]:
     yield process
     # Not after an error: the other processes may be gone or waiting, and `torchrun` ends them.
     dist.destroy_process_group()
+    time.sleep(_SETTLE_S)
