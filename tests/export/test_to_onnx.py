@@ -14,6 +14,7 @@ from carnelian_export.graph import gaps
 from carnelian_export.graph.folding import fold_batch_norms
 from carnelian_export.graph.gaps import LOUDEST
 from carnelian_export.graph.shaped import export_shaped
+from carnelian_export.graph.stepped import export_stepped
 from carnelian_export.graph.time_axis import Spacing, find_spacing, line_up
 from carnelian_export.graph.to_onnx import INPUTS, OPSET, OUTPUTS, export_padded, export_ragged
 from carnelian_export.parity import ParityError, check_parity, run, score
@@ -113,7 +114,9 @@ def test_a_clip_that_ends_before_its_tensor_equals_the_cut_clip(session, clips):
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_a_bad_value_stays_in_its_row(session, clips, frames, value):
+@pytest.mark.parametrize("form", [export_ragged, lambda network: export_stepped(network, torch.float32)])
+def test_a_bad_value_stays_in_its_row(form, network, clips, frames, value):
+    session = onnxruntime.InferenceSession(form(network).SerializeToString())
     before, _ = run(session, clips, frames)
     clips[1][:] = value
     after, _ = run(session, clips, frames)
