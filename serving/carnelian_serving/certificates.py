@@ -31,7 +31,8 @@ def check_certificates(triton_options: Sequence[str]) -> None:
     context.set_ciphers("DEFAULT@SECLEVEL=0")  # gRPC decides how strong a key has to be
     certificate, key = (_find(options, name, ENCRYPTED) for name in (CERTIFICATE, KEY))
     try:
-        context.load_cert_chain(certificate, key, password=lambda: "none")
+        # OpenSSL would ask the terminal for a password.
+        context.load_cert_chain(certificate, key, password=lambda: "")
     except ssl.SSLError as error:
         raise ServerError(
             f"`{CERTIFICATE}` and `{KEY}` must be PEM files that belong together, the key without a password, but "
