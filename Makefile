@@ -77,14 +77,14 @@ $(BIN)/python:
 
 $(VENV)/.serving: $(BIN)/python serving/pyproject.toml client/pyproject.toml
 	@setup/system-packages $(BIN)/python
-	$(PIP) install -e serving -e 'client[audio,cli]'
+	$(PIP) install -e serving -e 'client[audio,cli,live]'
 	@touch $@
 
 # A corpus can be made with what is here: WordNet's sentences and two small speech engines. Tests skip voices that are absent.
 # pocketsphinx-testdata has recordings of people, on which the server is compared with offline evaluation.
 $(VENV)/.all: $(VENV)/.serving $(VENV)/.charts $(VENV)/.perf-analyzer setup/requirements-dev.txt $(wildcard */pyproject.toml) | $(VENV)/.kenlm
 	@setup/system-packages $(BIN)/python espeak-ng flite wordnet-base pocketsphinx-testdata || echo "without these, some tests are skipped"
-	$(PIP) install -r setup/requirements-dev.txt -e serving -e 'client[audio,cli]' -e 'training[corpora]' -e 'export[tensorrt]' -e 'perf[locust,memory,sweep,words]'
+	$(PIP) install -r setup/requirements-dev.txt -e serving -e 'client[audio,cli,live]' -e 'training[corpora]' -e 'export[tensorrt]' -e 'perf[locust,memory,sweep,words]'
 	@touch $@
 
 $(VENV)/.charts: $(BIN)/python setup/chart-tools

@@ -24,7 +24,7 @@ from ._errors import (
     TransportError,
 )
 from ._retry import RetryPolicy
-from ._types import TLS, Alternative, Audio, DecodingOptions, Health, Model, Transcript, Word
+from ._types import TLS, Alternative, Audio, DecodingOptions, Health, Model, Transcript, Utterance, Word
 
 __all__ = [
     "TLS",
@@ -49,5 +49,6 @@ __all__ = [
     "ServerError",
     "Transcript",
     "TransportError",
+    "Utterance",
     "Word",
 ]

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Iterator, Mapping
 from contextlib import aclosing
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal, NoReturn, overload
+from typing import TYPE_CHECKING, Literal, NoReturn, TypeVar, overload
 
 from ._audio import describe_audio
 from ._client import Outcome
@@ -20,14 +20,19 @@ from ._settings import (
     DEFAULT_URL,
     TAKEN_AHEAD,
     Settings,
+    check_blocks,
     check_many,
 )
-from ._types import TLS, Audio, DecodingOptions, Health, Model, Transcript
+from ._stream import DEFAULT_INTERIM_S, DEFAULT_PAUSE_S, Span, Stream
+from ._types import TLS, Audio, DecodingOptions, Health, Model, Transcript, Utterance
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from ._stream import Block
     from ._transport import AsyncTransport
+
+T = TypeVar("T")
 
 
 class AsyncCarnelianClient:
@@ -207,6 +212,45 @@ class AsyncCarnelianClient:
                 recording.add(outcome)
         return recording.transcript()
 
+    def transcribe_stream(
+        self,
+        blocks: Iterable[Block] | AsyncIterable[Block],
+        rate: int,
+        *,
+        interim_s: float | None = DEFAULT_INTERIM_S,
+        pause_s: float = DEFAULT_PAUSE_S,
+        longest_piece_s: float = DEFAULT_LONGEST_S,
+        model: str | None = None,
+        timeout_s: float | None = None,
+        **options: Unpack[DecodingOptions],
+    ) -> AsyncGenerator[Utterance | CarnelianClientError, None]:
+        """Transcribe audio while it arrives; see `CarnelianClient.transcribe_stream`. A thread looks for speech in it.
+
+        The iterable may be asynchronous, as one over the messages of a WebSocket.
+        """
+        check_blocks(blocks, options)
+        stream = Stream(rate, interim_s, pause_s, longest_piece_s)
+
+        async def hear(spans: Iterator[Span]) -> AsyncGenerator[Utterance | CarnelianClientError, None]:
+            async for span in _in_thread(spans):
+                outcome: Transcript | CarnelianClientError
+                try:
+                    outcome = await self.transcribe((span.samples, rate), model=model, timeout_s=timeout_s, **options)
+                except CarnelianClientError as error:
+                    outcome = error
+                if heard := stream.heard(span, outcome):
+                    yield heard
+
+        async def utterances() -> AsyncGenerator[Utterance | CarnelianClientError, None]:
+            async with aclosing(_iterate(blocks)) as source:
+                async for block in source:
+                    async for heard in hear(stream.add(block)):
+                        yield heard
+            async for heard in hear(stream.end()):
+                yield heard
+
+        return utterances()
+
     async def is_ready(self, model: str | None = None, *, timeout_s: float | None = None) -> bool:
         """Say whether a model can be called now; see `CarnelianClient.is_ready`."""
         transport = self._transport()
@@ -271,22 +315,22 @@ class AsyncCarnelianClient:
         return self._opened
 
 
-async def _iterate(clips: Iterable[Audio] | AsyncIterable[Audio]) -> AsyncGenerator[Audio, None]:
-    if isinstance(clips, AsyncIterable):
-        source = aiter(clips)
+async def _iterate(items: Iterable[T] | AsyncIterable[T]) -> AsyncGenerator[T, None]:
+    if isinstance(items, AsyncIterable):
+        source = aiter(items)
         try:
-            async for clip in source:
-                yield clip
+            async for item in source:
+                yield item
         finally:
             if isinstance(source, AsyncGenerator):
                 await source.aclose()
     else:
-        for clip in clips:
-            yield clip
+        for item in items:
+            yield item
             await asyncio.sleep(0)  # let requests start while a long list is walked
 
 
-async def _in_thread(pieces: Iterator[bytes]) -> AsyncGenerator[bytes, None]:
-    """Take each piece in a thread; one that is cancelled ends with its piece."""
-    while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
-        yield piece
+async def _in_thread(items: Iterator[T]) -> AsyncGenerator[T, None]:
+    """Take each item in a thread; one that is cancelled ends with its item."""
+    while (item := await asyncio.to_thread(next, items, None)) is not None:
+        yield item

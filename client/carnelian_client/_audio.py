@@ -140,15 +140,21 @@ def wav_from_samples(samples: npt.ArrayLike, rate: int) -> bytes:
         rate: Samples per second and channel.
 
     Raises:
-        InvalidAudio: no samples, NaN, infinity or floats far beyond 1, a shape, a sample type or a rate that is no
-            clip's, or what NumPy makes no array of.
+        InvalidAudio: no samples, or `check_samples` or `check_rate` refuses them.
     """
-    import numpy as np
+    rate = check_rate(rate)
+    array = check_samples(samples)
+    if array.size == 0:
+        raise InvalidAudio("no samples")
+    return _wav(array, rate, _WAVE_FLOAT if array.dtype.kind == "f" else _WAVE_PCM)
 
-    try:
-        array = np.asarray(samples)
-    except Exception as error:  # for example, of a tensor on a GPU; its class may be any
-        raise InvalidAudio(f"samples must be a NumPy array, or become one, but: {error}") from error
+
+def check_rate(rate: int) -> int:
+    """Return a sample rate as an int.
+
+    Raises:
+        InvalidAudio: it is no rate that a clip can have.
+    """
     try:
         rate = int(rate) if isinstance(rate, numbers.Real) and rate % 1 == 0 else operator.index(rate)
     except TypeError:  # some libraries give the rate first
@@ -157,25 +163,39 @@ def wav_from_samples(samples: npt.ArrayLike, rate: int) -> bytes:
         ) from None
     if not 1 <= rate <= MAX_RATE_HZ:
         raise InvalidAudio(f"`rate` must be at least 1 Hz and at most {MAX_RATE_HZ}, but is {rate}")
+    return rate
+
+
+def check_samples(samples: npt.ArrayLike) -> npt.NDArray[np.number[Any]]:
+    """Return samples as an array of little-endian float32, int16, int32 or uint8.
+
+    Raises:
+        InvalidAudio: NaN, infinity or floats far beyond 1, a shape or a sample type that is no clip's, or what NumPy
+            makes no array of.
+    """
+    import numpy as np
+
+    try:
+        array = np.asarray(samples)
+    except Exception as error:  # for example, of a tensor on a GPU; its class may be any
+        raise InvalidAudio(f"samples must be a NumPy array, or become one, but: {error}") from error
     if array.ndim not in (1, 2) or (array.ndim == 2 and not 1 <= array.shape[1] <= MAX_CHANNELS):
         raise InvalidAudio(
             f"samples must be [samples] or [samples, channels] with up to {MAX_CHANNELS} channels, "
             f"but have shape {list(array.shape)}; transpose them if channels come first"
         )
-    if array.size == 0:
-        raise InvalidAudio("no samples")
     if np.issubdtype(array.dtype, np.floating):
         with np.errstate(over="ignore"):  # what overflows is refused below
             array = array.astype("<f4", copy=False)
         if not np.isfinite(array).all():
             raise InvalidAudio("samples are not finite: there is a NaN or an infinity among them")
-        if (peak := max(array.max(), -array.min())) > MAX_PEAK:
+        if array.size and (peak := max(array.max(), -array.min())) > MAX_PEAK:
             raise InvalidAudio(
                 f"samples of floating point must be in [-1, 1], but reach {peak:g}; divide those of 16 bits by 32768"
             )
-        return _wav(array, rate, _WAVE_FLOAT)
+        return array
     if (kind := array.dtype.str[1:]) in ("u1", "i2", "i4"):  # in either byte order
-        return _wav(array.astype(f"<{kind}", copy=False), rate, _WAVE_PCM)
+        return array.astype(f"<{kind}", copy=False)
     raise InvalidAudio(
         f"samples must be floating point in [-1, 1], int16, int32 or uint8, but are {array.dtype}; convert them"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import contextlib
 import inspect
 import io
 import json
@@ -16,11 +17,12 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias, cast
 import typer
 
 from ._audio import read_all
-from ._errors import CarnelianClientError
+from ._errors import CarnelianClientError, InvalidAudio
 from ._formats import ctm_name, render
 from ._long import DEFAULT_LONGEST_S, check_longest_piece
 from ._retry import DEFAULT_ATTEMPTS, RetryPolicy
 from ._settings import DEFAULT_CONCURRENCY, DEFAULT_MODEL, DEFAULT_TIMEOUT_S, DEFAULT_URL
+from ._stream_cli import print_stream
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
@@ -58,11 +60,14 @@ def transcribe(
     is_long: Annotated[
         bool, typer.Option("--long", help="Files of any length: cut in their pauses, one file after the other.")
     ] = False,
+    is_stream: Annotated[
+        bool, typer.Option("--stream", help="A file that is still being recorded, such as a pipe: print what is said.")
+    ] = False,
     longest_piece_s: Annotated[
         float | None,
         typer.Option(
             "--longest-piece",
-            help="With --long, seconds of the longest piece, 5 to 60.",
+            help="With --long or --stream, seconds of the longest piece, 5 to 60.",
             show_default=f"{DEFAULT_LONGEST_S:g}",
         ),
     ] = None,
@@ -118,8 +123,10 @@ def transcribe(
         raise typer.BadParameter("--long must come without the option n_best: alternatives belong to a piece of a file")
     if longest_piece_s is None:
         longest_piece_s = DEFAULT_LONGEST_S
-    elif not is_long:
-        raise typer.BadParameter("--longest-piece must come with --long: other files are sent whole")
+    elif not (is_long or is_stream):
+        raise typer.BadParameter("--longest-piece must come with --long or --stream: other files are sent whole")
+    if is_stream and (len(files) > 1 or is_long or out is not None or kind not in ("text", "json")):
+        raise typer.BadParameter("--stream must have one file and print text or JSON, without --long, --out and others")
     targets = _targets(files, out, kind)
     if STDIN in files and sys.stdin is None:
         raise typer.BadParameter("- must be the standard input, but it is closed")
@@ -143,19 +150,21 @@ def transcribe(
     except (ValueError, OSError) as error:
         raise typer.BadParameter(str(error)) from error
 
-    num_failed = 0
+    has_failed = False
     with client:
-        if is_long:
-            outcomes = _transcribe_long(client, files, longest_piece_s, concurrency, decoding)
+        if is_stream:
+            failures = _transcribe_stream(client, files[0], kind, longest_piece_s, decoding)
         else:
-            outcomes = client.transcribe_many(_read(files), concurrency=concurrency, **decoding)
-        for file, target, outcome in zip(files, targets, outcomes, strict=True):
-            name = f"{file.translate(_ESCAPES)}\t" if kind == "text" and len(files) > 1 and target is None else ""
-            if failure := _deliver(outcome, kind, file, target, name):
-                num_failed += 1
-                if sys.stderr is not None:  # if it is closed, `print` would use the standard output
-                    print(f"carnelian-transcribe: {failure}", file=sys.stderr)
-    if num_failed:
+            if is_long:
+                outcomes = _transcribe_long(client, files, longest_piece_s, concurrency, decoding)
+            else:
+                outcomes = client.transcribe_many(_read(files), concurrency=concurrency, **decoding)
+            failures = _deliver_all(outcomes, kind, files, targets)
+        for failure in failures:
+            has_failed = True
+            if sys.stderr is not None:  # if it is closed, `print` would use the standard output
+                print(f"carnelian-transcribe: {failure}", file=sys.stderr)
+    if has_failed:
         raise typer.Exit(1)
 
 
@@ -167,6 +176,27 @@ def _transcribe_long(
             yield client.transcribe_long(audio, longest_piece_s=longest_piece_s, concurrency=concurrency, **options)
         except (CarnelianClientError, OSError) as error:
             yield error
+
+
+def _transcribe_stream(
+    client: CarnelianClient, file: str, kind: str, longest_piece_s: float, options: DecodingOptions
+) -> Iterator[str]:
+    try:
+        with contextlib.nullcontext(sys.stdin.buffer) if file == STDIN else open(file, "rb") as source:  # noqa: PTH123
+            for error in print_stream(client, source, kind, longest_piece_s, options):
+                yield _name_once(file, error)
+    except (InvalidAudio, ModuleNotFoundError, OSError) as error:
+        yield _name_once(file, error)
+
+
+def _deliver_all(
+    outcomes: Iterator[Outcome], kind: str, files: list[str], targets: list[Path] | list[None]
+) -> Iterator[str]:
+    """Print or write the files' transcripts, and yield an error message for each that fails."""
+    for file, target, outcome in zip(files, targets, outcomes, strict=True):
+        name = f"{file.translate(_ESCAPES)}\t" if kind == "text" and len(files) > 1 and target is None else ""
+        if failure := _deliver(outcome, kind, file, target, name):
+            yield failure
 
 
 def _deliver(outcome: Outcome, kind: str, file: str, target: Path | None, name: str) -> str | None:
@@ -251,7 +281,12 @@ def _options(assignments: list[str]) -> DecodingOptions:
     """Parse `name=value` assignments as decoding options; the server checks names and values."""
     from ._client import CarnelianClient
 
-    methods = (CarnelianClient.transcribe, CarnelianClient.transcribe_many, CarnelianClient.transcribe_long)
+    methods = (
+        CarnelianClient.transcribe,
+        CarnelianClient.transcribe_many,
+        CarnelianClient.transcribe_long,
+        CarnelianClient.transcribe_stream,
+    )
     taken = {name for method in methods for name in inspect.signature(method).parameters} - {"options"}
     chosen: dict[str, str] = {}
     for assignment in assignments:

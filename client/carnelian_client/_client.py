@@ -29,12 +29,16 @@ from ._settings import (
     DEFAULT_URL,
     TAKEN_AHEAD,
     Settings,
+    check_blocks,
     check_many,
 )
-from ._types import TLS, Audio, DecodingOptions, Health, Model, Request, Transcript
+from ._stream import DEFAULT_INTERIM_S, DEFAULT_PAUSE_S, Span, Stream
+from ._types import TLS, Audio, DecodingOptions, Health, Model, Request, Transcript, Utterance
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+    from ._stream import Block
 
 CTRL_C_HEARD_S = 1.0
 """How long `transcribe_many` waits at a stretch, in seconds: a Ctrl-C that comes just before the thread begins to wait
@@ -271,6 +275,71 @@ class CarnelianClient:
             for outcome in outcomes:
                 recording.add(outcome)
         return recording.transcript()
+
+    def transcribe_stream(
+        self,
+        blocks: Iterable[Block],
+        rate: int,
+        *,
+        interim_s: float | None = DEFAULT_INTERIM_S,
+        pause_s: float = DEFAULT_PAUSE_S,
+        longest_piece_s: float = DEFAULT_LONGEST_S,
+        model: str | None = None,
+        timeout_s: float | None = None,
+        **options: Unpack[DecodingOptions],
+    ) -> Generator[Utterance | CarnelianClientError, None, None]:
+        """Transcribe audio while it arrives: yield each utterance while it is spoken, and again when it has ended.
+
+            for heard in client.transcribe_stream(microphone, 16000):
+                if isinstance(heard, Utterance) and heard.is_final:
+                    print(heard.start_s, heard.transcript.text)
+
+        Silero's detector of speech finds the utterances, on this side; silence between them is not sent. A final
+        result is what `transcribe` gives for the utterance's samples, or the error that it would raise, whose `clip`
+        says when that was spoken. Interim results are the same for what there is of it; those that fail are left out.
+
+        The next block is taken when there is nothing to do for those before, so its source must keep what comes
+        meanwhile, as a queue does that a microphone's callback fills.
+
+        Args:
+            blocks: Samples as they come, [samples] or [samples, channels] of one of the types of `Audio`; best some
+                tenths of a second each.
+            rate: Their sample rate in Hz.
+            interim_s: An interim result comes after this many seconds of an utterance, and after as many more. It
+                comes later if the server is slow. None leaves them out.
+            pause_s: Seconds of silence that end an utterance, 0.1 to 5.
+            longest_piece_s: A longer utterance is cut in its second half, where it is quietest, 5 to 60 s.
+            model: By default the client's.
+            timeout_s: The time for each request, by default the client's.
+            **options: See `DecodingOptions`.
+
+        Raises:
+            InvalidAudio: a block is no audio, or of another type than the one before; or the rate is none.
+            ModuleNotFoundError: the extra `live` is not installed.
+            TypeError: `blocks` is no iterable of blocks.
+            ValueError: an argument that cannot work.
+            Exception: the iterable's own.
+        """
+        check_blocks(blocks, options)
+        self._check_open()
+        stream = Stream(rate, interim_s, pause_s, longest_piece_s)
+
+        def hear(spans: Iterator[Span]) -> Iterator[Utterance | CarnelianClientError]:
+            for span in spans:
+                outcome: Transcript | CarnelianClientError
+                try:
+                    outcome = self.transcribe((span.samples, rate), model=model, timeout_s=timeout_s, **options)
+                except CarnelianClientError as error:
+                    outcome = error
+                if heard := stream.heard(span, outcome):
+                    yield heard
+
+        def utterances() -> Generator[Utterance | CarnelianClientError, None, None]:
+            for block in blocks:
+                yield from hear(stream.add(block))
+            yield from hear(stream.end())
+
+        return utterances()
 
     def is_ready(self, model: str | None = None, *, timeout_s: float | None = None) -> bool:
         """Say whether a model can be called now: False also if the server cannot be reached, or is stopping.

@@ -9,9 +9,14 @@ from ._audio import MAX_DECODED_BYTES, describe_audio, read_audio
 from ._decoding import open_audio
 from ._errors import CarnelianClientError, InvalidAudio, InvalidOption, about
 from ._threads import outside_main_thread
-from ._types import Audio, DecodingOptions, Transcript, transcript_from_result
+from ._types import Audio, DecodingOptions, Transcript, later, transcript_from_result
 
 if TYPE_CHECKING:
+    from typing import Any
+
+    import numpy as np
+    import numpy.typing as npt
+
     from ._client import Outcome
     from ._decoding import Samples
 
@@ -101,9 +106,9 @@ class Recording:
         """Join what was added to one transcript, whose times count from the recording's beginning."""
         first = self._transcripts[0]
         words = [
-            {**word, "start": round(start_s + word["start"], 3), "end": round(start_s + word["end"], 3)}
+            word
             for start_s, transcript in zip(self._cuts_s[:-1], self._transcripts, strict=True)
-            for word in transcript.raw["words"]
+            for word in later(transcript.raw, start_s)["words"]
         ]
         confidences = [word["confidence"] for word in words] or [each.confidence for each in self._transcripts]
         result = {
@@ -135,8 +140,7 @@ def check_longest_piece(longest_s: float) -> None:
 def cut(blocks: Iterator[Samples], rate: int, longest_s: float) -> Iterator[Samples]:
     """Cut samples, [frames, channels] in blocks of any length, into pieces of `longest_s` or down to half of that.
 
-    A piece ends in the middle of the quietest 0.3 s (those of the least variance) that it may end in; of several, in
-    the last ones. The last piece is what is left, and may be shorter.
+    The last piece is what is left, and may be shorter.
 
     Args:
         blocks: The samples, in order.
@@ -145,10 +149,7 @@ def cut(blocks: Iterator[Samples], rate: int, longest_s: float) -> Iterator[Samp
     """
     import numpy as np
 
-    step = max(round(PAUSE_S * rate / STRETCHES_A_PAUSE), 1)
     longest = int(longest_s * rate)
-    shortest = longest // 2
-    num_steps = (longest - shortest) // step
     held: list[Samples] = []
     length = 0
     for block in blocks:
@@ -156,12 +157,25 @@ def cut(blocks: Iterator[Samples], rate: int, longest_s: float) -> Iterator[Samp
         length += len(block)
         while length > longest:
             samples = np.concatenate(held)
-            allowed = samples[shortest:][: num_steps * step].reshape(num_steps, step, -1)
-            with np.errstate(over="ignore", invalid="ignore"):  # the server refuses the piece
-                loudness = np.convolve(allowed.var(axis=1).sum(axis=1), np.ones(STRETCHES_A_PAUSE), "valid")
-            quietest = len(loudness) - 1 - int(loudness[::-1].argmin())
-            end = shortest + (2 * quietest + STRETCHES_A_PAUSE) * step // 2
+            end = quietest_end(samples[:longest], rate)
             yield samples[:end]
             held, length = [samples[end:]], length - end
     if length:
         yield np.concatenate(held)
+
+
+def quietest_end(samples: npt.NDArray[np.number[Any]], rate: int) -> int:
+    """Find where the first piece of some samples, [frames] or [frames, channels], ends best.
+
+    That is in the middle of the quietest 0.3 s (of the least variance) of their second half; of several, the last ones.
+    """
+    import numpy as np
+
+    step = max(round(PAUSE_S * rate / STRETCHES_A_PAUSE), 1)
+    shortest = len(samples) // 2
+    num_steps = (len(samples) - shortest) // step
+    allowed = samples[shortest:][: num_steps * step].reshape(num_steps, step, -1)
+    with np.errstate(over="ignore", invalid="ignore"):  # the server refuses the piece
+        loudness = np.convolve(allowed.var(axis=1).sum(axis=1), np.ones(STRETCHES_A_PAUSE), "valid")
+    quietest = len(loudness) - 1 - int(loudness[::-1].argmin())
+    return shortest + (2 * quietest + STRETCHES_A_PAUSE) * step // 2

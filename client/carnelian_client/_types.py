@@ -71,6 +71,29 @@ class Transcript:
     """Whether a neural language model chose among the readings."""
 
 
+@dataclass(frozen=True)
+class Utterance:
+    """What the server understood of one utterance in live audio: so far, or of all of it."""
+
+    index: int
+    """How many utterances came before it."""
+    start_s: float
+    """Seconds from the beginning of the audio, as are `end_s` and the times in `transcript`."""
+    end_s: float
+    is_final: bool
+    """Whether the utterance has ended. The texts before may differ from the final one in any word."""
+    transcript: Transcript
+
+
+def later(result: Mapping[str, Any], start_s: float) -> dict[str, Any]:
+    """Return a RESULT whose words are `start_s` later: of audio that a recording holds from there on."""
+    moved = [
+        {**word, "start": round(start_s + word["start"], 3), "end": round(start_s + word["end"], 3)}
+        for word in result["words"]
+    ]
+    return {**result, "words": moved}
+
+
 def transcript_from_result(result: Mapping[str, Any], request_id: str) -> Transcript:
     """Read a RESULT of the server, a JSON object that holds no error.
 

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -24,6 +25,7 @@ from carnelian_client._errors import about
 from carnelian_client._retry import Deadline
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+DEMO_CLIPS = Path(__file__).parents[2] / "demo" / "clips"
 Answer = Callable[[Any, grpc.ServicerContext], dict[str, Any]]
 
 
@@ -215,3 +217,35 @@ def encode() -> Callable[[Any], bytes]:
 def read() -> Callable[..., tuple[np.ndarray, int]]:
     """Reads a file's bytes: samples and their rate."""
     return lambda data, dtype="float32": soundfile.read(io.BytesIO(data), dtype=dtype)
+
+
+def voice_of(name: str) -> Any:
+    """[samples] int16: a clip of speech without the silence around it."""
+    samples, rate = soundfile.read(DEMO_CLIPS / name, dtype="int16")
+    assert (rate, samples.ndim) == (16_000, 1)
+    loud = np.flatnonzero(np.abs(samples) > 1000)
+    return samples[loud[0] : loud[-1]]
+
+
+@pytest.fixture(scope="session")
+def voices() -> list[Any]:
+    """Two utterances, [samples] int16, 16 kHz."""
+    return [voice_of("harbour.flac"), voice_of("letter.wav")]
+
+
+@pytest.fixture(scope="session")
+def talk(voices: list[Any]) -> Any:
+    """[samples] int16, 16 kHz: two utterances with silence before, between and behind them."""
+    silence = np.zeros(32_000, np.int16)
+    return np.concatenate([silence, voices[0], silence, voices[1], silence])
+
+
+@pytest.fixture
+def says_how_long(triton: ScriptedTriton) -> None:
+    """The server understands how long each clip is, in milliseconds."""
+
+    def answer(request: Any, context: grpc.ServicerContext) -> dict[str, Any]:
+        samples, rate = soundfile.read(io.BytesIO(request.raw_input_contents[0]))
+        return result(f"{1000 * len(samples) / rate:.0f}")
+
+    triton.answer = answer

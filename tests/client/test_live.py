@@ -117,6 +117,19 @@ def test_many_keep_their_order_around_bad_clips(client, clip, reference):
     assert [outcomes[i].duration_s for i in (0, 2, 7)] == pytest.approx([2.0, 1.0, 2.0], abs=FRAME_S)
 
 
+def test_an_utterance_is_what_a_clip_of_its_samples_is(client, talk):
+    heard = list(client.transcribe_stream((talk[i : i + 1600] for i in range(0, len(talk), 1600)), RATE))
+    finals = [each for each in heard if each.is_final]
+    assert len(finals) == 2 < len(heard)
+    for each in heard:
+        clip = client.transcribe((talk[round(each.start_s * RATE) : round(each.end_s * RATE)], RATE))
+        assert each.transcript.text == clip.text
+        assert [word.start_s for word in each.transcript.words] == pytest.approx(
+            [each.start_s + word.start_s for word in clip.words], abs=0.001
+        )
+        assert len(clip.words) > 1 or not each.is_final
+
+
 def test_asyncio_gives_the_same(server, clip, reference):
     async def main():
         async with AsyncCarnelianClient(server.grpc_url, model=MODEL) as client:

@@ -1,0 +1,206 @@
+"""`carnelian-transcribe --stream`: what is printed of audio that comes through a pipe, and when."""
+
+import functools
+import json
+import os
+import pty
+import signal
+import struct
+import subprocess
+import sys
+
+import grpc
+import numpy as np
+import pytest
+import soundfile
+from carnelian_client import Utterance
+from carnelian_client.__main__ import main
+
+RATE = 16_000
+COMMAND = [sys.executable, "-m", "carnelian_client", "--stream"]
+
+
+@pytest.fixture
+def transcribe(call):
+    """Runs `carnelian-transcribe --stream` in this process."""
+    return functools.partial(call, main, "--stream")
+
+
+@pytest.fixture
+def through_pipe(endpoint):
+    """Runs `carnelian-transcribe --stream` on bytes that come through a pipe."""
+
+    def run(data, *words):
+        done = subprocess.run([*COMMAND, "-", "--url", endpoint.url, *words], input=data, capture_output=True)
+        return done.returncode, done.stdout.decode(), done.stderr.decode()
+
+    return run
+
+
+@pytest.fixture
+def start(endpoint, heeds_ctrl_c):
+    """Starts `carnelian-transcribe --stream -`, whose input a test writes and closes."""
+    running = []
+
+    def start(*words, **streams):
+        command = [*COMMAND, "-", "--url", endpoint.url, *words]
+        running.append(subprocess.Popen(command, stdin=subprocess.PIPE, **streams))
+        return running[-1]
+
+    yield start
+    for process in running:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def utterances(client, says_how_long, talk):
+    """What the SDK hears in `talk`, given as the command reads it."""
+    heard = list(client.transcribe_stream((talk[i : i + 1600] for i in range(0, len(talk), 1600)), RATE))
+    assert {type(each) for each in heard} == {Utterance}
+    return heard
+
+
+def growing(samples):
+    """A WAV file as a recorder writes it into a pipe: with a header that counts far too much."""
+    fmt = struct.pack("<HHIIHH", 1, 1, RATE, 2 * RATE, 2, 16)
+    return b"RIFF\xff\xff\xff\xffWAVEfmt " + struct.pack("<I", 16) + fmt + b"data\xff\xff\xff\xff" + samples.tobytes()
+
+
+def final_lines(utterances):
+    return "".join(f"{each.transcript.text}\n" for each in utterances if each.is_final)
+
+
+def test_text_is_what_is_final(through_pipe, utterances, talk):
+    assert through_pipe(growing(talk)) == (0, final_lines(utterances), "")
+
+
+def test_json_is_each_result(through_pipe, utterances, talk):
+    status, out, err = through_pipe(growing(talk), "--json")
+    lines = [json.loads(line) for line in out.splitlines()]
+    assert (status, err) == (0, "")
+    assert [line["is_final"] for line in lines if line["is_final"]] == [True, True]
+    for line in lines:
+        assert line["text"] == f"{1000 * (line['end'] - line['start']):.0f}"
+        assert line["words"][0]["start"] == pytest.approx(line["start"], abs=0.001)
+    finals = [each for each in utterances if each.is_final]
+    assert [line["end"] for line in lines if line["is_final"]] == [round(each.end_s, 3) for each in finals]
+
+
+def test_an_utterance_is_printed_while_the_audio_goes_on(start, utterances, talk):
+    first, second = (each for each in utterances if each.is_final)
+    process = start(stdout=subprocess.PIPE)
+    process.stdin.write(growing(talk[: round(second.start_s * RATE)]))
+    process.stdin.flush()
+    assert process.stdout.readline().decode() == f"{first.transcript.text}\n"
+    assert process.poll() is None
+
+
+def test_the_first_ctrl_c_ends_the_audio_and_nothing_that_was_said_is_lost(start, utterances, talk):
+    finals = [each for each in utterances if each.is_final]
+    process = start("--json", stdout=subprocess.PIPE)
+    process.stdin.write(growing(talk[: round(finals[1].end_s * RATE) - RATE]))
+    process.stdin.flush()
+    for line in process.stdout:
+        if json.loads(line)["utterance"] == 1:
+            break
+    process.send_signal(signal.SIGINT)
+    *_, last = process.stdout
+    assert json.loads(last)["is_final"]
+    assert process.wait() == 0
+
+
+def test_a_second_ctrl_c_ends_the_program(start, triton, late, talk):
+    triton.answer = late
+    process = start(stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    process.stdin.write(growing(talk))
+    process.stdin.flush()
+    while not triton.requests:
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    while process.poll() is None:
+        process.send_signal(signal.SIGINT)
+    assert process.returncode in (130, -signal.SIGINT)
+
+
+def test_a_terminal_shows_what_is_not_final_yet(start, utterances, talk):
+    ours, theirs = pty.openpty()
+    process = start(stdout=theirs, env={**os.environ, "COLUMNS": "4", "LINES": "24"})
+    process.stdin.write(growing(talk))
+    process.stdin.close()
+    shown = b""
+    while shown.count(b"\n") < 2:
+        shown += os.read(ours, 1000)
+    lines = shown.decode().split("\r\n")
+    for line, final in zip(lines, final_lines(utterances).splitlines(), strict=False):
+        *interim, last = line.split("\r\x1b[K")[1:]
+        assert last == final
+        assert interim
+        assert all(len(text) == 3 for text in interim)
+    os.close(ours)
+    os.close(theirs)
+
+
+def test_a_file_is_read_as_a_pipe_is(transcribe, endpoint, utterances, talk, tmp_path):
+    path = tmp_path / "talk.flac"
+    soundfile.write(path, talk, RATE)
+    assert transcribe(path, "--url", endpoint.url) == (0, final_lines(utterances), "")
+
+
+def test_what_failed_is_told_and_the_rest_is_printed(transcribe, endpoint, triton, utterances, talk, tmp_path):
+    path = tmp_path / "talk.wav"
+    soundfile.write(path, talk, RATE)
+    finals = final_lines(utterances).splitlines()
+
+    def fail_first(request, context):
+        answer = triton_answer(request, context)
+        if answer["text"] == finals[0]:
+            context.abort(grpc.StatusCode.INTERNAL, "no")
+        return answer
+
+    triton_answer, triton.answer = triton.answer, fail_first
+    status, out, err = transcribe(path, "--url", endpoint.url)
+    assert (status, out) == (1, f"{finals[1]}\n")
+    assert err.startswith(f"carnelian-transcribe: {path}: live audio, from 1.")
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"", "libsndfile cannot read it as it comes"),
+        (b"hello world", "libsndfile cannot read it as it comes"),
+        (
+            growing(np.zeros(0, np.int16)).replace(b"data\xff\xff\xff\xff", b"data\0\0\0\0"),
+            "none that its header counts",
+        ),
+    ],
+)
+def test_what_cannot_be_read_is_told(through_pipe, data, words):
+    status, out, err = through_pipe(data)
+    assert (status, out) == (1, "")
+    assert err.startswith("carnelian-transcribe: -: ")
+    assert words in err
+    assert err.count("\n") == 1
+
+
+def test_a_file_that_is_not_there_is_told(transcribe, tmp_path):
+    path = tmp_path / "missing.wav"
+    assert transcribe(path) == (1, "", f"carnelian-transcribe: {path}: No such file or directory\n")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--format", "srt"],
+        ["b.wav"],
+        ["--long"],
+        ["--out", "texts"],
+        ["--longest-piece", "3"],
+        ["--option", "pause_s=1"],
+    ],
+)
+def test_wrong_use_exits_with_2(transcribe, words):
+    status, out, err = transcribe("a.wav", *words)
+    assert (status, out) == (2, "")
+    assert err
