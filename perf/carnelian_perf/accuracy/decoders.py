@@ -24,8 +24,9 @@ from carnelian_training.evaluation.evaluate import LogProbs, build_decoder, fram
 from carnelian_training.evaluation.served import connect
 from carnelian_training.models.network import CtcNetwork
 
-from carnelian_perf.load import ask, await_statistics, read_statistics
+from carnelian_perf.load import ask
 from carnelian_perf.raw_file import Record, Split, describe_origin
+from carnelian_perf.stages import await_statistics, read_statistics
 
 ROUNDS = 3
 BATCH, CLIP_S = 32, 16.7
@@ -239,7 +240,7 @@ def measure_stage(url: str, model: str, batch: Sequence[LogProbs]) -> GreedyStag
         for _ in range(CALLS + 1):
             ask(client, stage, inputs, ("TRANSCRIPT", "RESULT"), f"a batch of {len(batch)}")
             now = await_statistics(client, stage, before)
-            each, before = [*each, now.since(before).requests.mean()], now
+            each, before = [*each, now.since(before).mean_request()], now
     each = each[1:]  # the first one warmed up
     return GreedyStage(
         clips=len(batch),

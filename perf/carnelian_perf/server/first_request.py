@@ -19,11 +19,12 @@ from tritonclient import grpc
 from carnelian_perf.clips import shuffled
 from carnelian_perf.cuts import cut_equal
 from carnelian_perf.launch import quiet_server
-from carnelian_perf.load import ask, await_statistics, file_inputs, read_statistics
+from carnelian_perf.load import ask, file_inputs
 from carnelian_perf.machine import measure_busy_cores
 from carnelian_perf.raw_file import Speech, describe_origin
 from carnelian_perf.repository import list_stages
 from carnelian_perf.server.first_request_results import Measurement, Run
+from carnelian_perf.stages import await_statistics, read_statistics
 
 LOGGER = logging.getLogger(__name__)
 
@@ -103,7 +104,7 @@ def _measure_once(plan: Plan, files: Sequence[bytes], duration_s: float, round_n
             for name, times in server_ms.items():
                 now = await_statistics(client, name, before[name])
                 done, before[name] = now.since(before[name]), now
-                spent_ms = done.answered_ns / 1e6 if name == plan.model else done.requests.mean().total
+                spent_ms = done.answered_ns / 1e6 if name == plan.model else done.mean_request().total
                 times.append(round(spent_ms, 4))
     run = Run(
         duration_s=duration_s,

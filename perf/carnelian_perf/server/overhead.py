@@ -23,7 +23,7 @@ from tritonclient import grpc
 from carnelian_perf.clips import shuffled
 from carnelian_perf.cuts import cut_equal
 from carnelian_perf.launch import quiet_server
-from carnelian_perf.load import Inputs, ask, file_inputs, pcm_inputs, send_all, settle_statistics
+from carnelian_perf.load import Inputs, ask, file_inputs, pcm_inputs, send_all
 from carnelian_perf.machine import measure_busy_cores, measure_cpu_s
 from carnelian_perf.raw_file import Speech, describe_origin
 from carnelian_perf.repository import list_stages, read_config
@@ -38,6 +38,7 @@ from carnelian_perf.server.overhead_results import (
     Measurement,
     Run,
 )
+from carnelian_perf.stages import settle_statistics
 
 LOGGER = logging.getLogger(__name__)
 
@@ -171,7 +172,7 @@ def _measure_once(
     before, cpu_s = settle_statistics(client, stages), read_cpu_s()
     latencies_s, wall_s = send_all(way.send, order, way.concurrency)
     cpu_s = read_cpu_s() - cpu_s
-    done = {stage: after.since(before[stage]).requests for stage, after in settle_statistics(client, stages).items()}
+    done = {stage: after.since(before[stage]) for stage, after in settle_statistics(client, stages).items()}
     run = Run(
         way=name,
         duration_s=duration_s,
@@ -180,7 +181,7 @@ def _measure_once(
         wall_s=wall_s,
         latencies_s=[round(latency, 6) for latency in latencies_s],
         cpu_s=round(cpu_s, 4),
-        stages={stage: work.mean() for stage, work in done.items() if work.count},
+        stages={stage: found.mean_request() for stage, found in done.items() if found.requests},
     )
     LOGGER.info(
         "%g s, round %d: %s: %.1f ms, %.1f ms of CPU a clip, %.1f clips/s",

@@ -13,8 +13,9 @@ from tqdm import tqdm
 
 from carnelian_perf import raw_file
 from carnelian_perf.cuts import Cut, cut_equal, write_files, write_pcm
-from carnelian_perf.load import LoadError, StageStatistics, is_one_server, settle_statistics
+from carnelian_perf.load import LoadError
 from carnelian_perf.machine import describe_machine, find_commit, find_versions, measure_busy_cores, measure_cpu_s
+from carnelian_perf.stages import StageStatistics, is_one_server, settle_statistics
 from carnelian_perf.sweeps import perf_analyzer
 from carnelian_perf.sweeps.grid import Cell, Grid, GridError, check_files, check_same_subject, list_cells
 from carnelian_perf.sweeps.lock import alone_in

@@ -14,10 +14,11 @@ from tritonclient import grpc
 from carnelian_perf import raw_file
 from carnelian_perf.clips import WavClip, shuffle_order, shuffled
 from carnelian_perf.launch import quiet_server
-from carnelian_perf.load import Answer, await_statistics, drive, read_statistics
 from carnelian_perf.machine import measure_busy_cores, measure_cpu_s
+from carnelian_perf.stages import await_statistics, read_statistics
 from carnelian_perf.traffic.batching_results import Measurement, Run
 from carnelian_perf.traffic.candidates import CANDIDATES, Candidate, build_variant
+from carnelian_perf.traffic.loops import Answer, drive_closed
 
 LOGGER = logging.getLogger(__name__)
 
@@ -103,10 +104,10 @@ def _measure_once(
     with grpc.InferenceServerClient(server.grpc_url) as client:
         idle = [read_statistics(client, stage) for stage in stages]
         warm_up = order[: plan.concurrency]
-        drive(client, plan.model, plan.clips, warm_up, plan.concurrency)
+        drive_closed(client, plan.model, plan.clips, warm_up, plan.concurrency)
         before = [await_statistics(client, *at, len(warm_up)) for at in zip(stages, idle, strict=True)]
         cpu_s = measure_cpu_s(server.pid)
-        answers, wall_s = drive(client, plan.model, plan.clips, order, plan.concurrency)
+        outcome = drive_closed(client, plan.model, plan.clips, order, plan.concurrency)
         cpu_s = measure_cpu_s(server.pid) - cpu_s  # its models are processes of the server's group
         after = [await_statistics(client, *at, len(order)) for at in zip(stages, before, strict=True)]
     acoustic, features = (late.since(early) for late, early in zip(after, before, strict=True))
@@ -115,14 +116,14 @@ def _measure_once(
         queue_delay_ms=queue_delay_ms,
         round=round_number,
         others_busy_cores=others_busy_cores,
-        wall_s=wall_s,
+        wall_s=outcome.wall_s,
         audio_s=sum(plan.clips[index].duration_s for index in order),
-        latencies_s=[round(answer.latency_s, 5) for answer in answers],
+        latencies_s=[round(answer.latency_s, 5) for answer in outcome.answers],
         acoustic_batches=acoustic.batches,
         feature_batches=features.batches,
-        acoustic_compute_s=acoustic.compute_s,
+        acoustic_compute_s=acoustic.computed_ns / 1e9,
         server_cpu_s=round(cpu_s, 2),
         real_frames=sum(plan.clips[index].frames for index in order),
-        processed_frames=sum(answer.processed_frames for answer in answers),
+        processed_frames=sum(answer.processed_frames for answer in outcome.answers),
     )
-    return run, answers
+    return run, outcome.answers

@@ -13,9 +13,9 @@ from typing import Literal
 import onnx
 from tritonclient.grpc import model_config_pb2 as pb
 
-from carnelian_perf.load import PROCESSED_FRAMES
 from carnelian_perf.repository import copy_model, read_config, write_config
 from carnelian_perf.traffic.graph import count_frames, pad_inside
+from carnelian_perf.traffic.loops import PROCESSED_FRAMES
 
 Padding = Literal["buckets", "batch", "in graph", "none"]
 

@@ -11,7 +11,7 @@ from carnelian_training.models.network import CtcNetwork, StackNetwork
 from onnx import TensorProto, compose, helper, parser
 
 from carnelian_perf.clips import HOP_SAMPLES
-from carnelian_perf.load import PROCESSED_FRAMES
+from carnelian_perf.traffic.loops import PROCESSED_FRAMES
 
 # Rows of any lengths, flat and in order -> [rows, num_mels, frames], zero after each row's end.
 _UNFLATTEN = """

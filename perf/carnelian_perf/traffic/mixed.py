@@ -24,11 +24,11 @@ from tritonclient import grpc
 from carnelian_perf import raw_file
 from carnelian_perf.clips import NUM_CLIPS, SAMPLE_RATE_HZ, SEED, WavClip, encode_clip, shuffle_order, shuffled
 from carnelian_perf.launch import quiet_server
-from carnelian_perf.load import await_statistics, drive, read_statistics
 from carnelian_perf.machine import measure_busy_cores, measure_cpu_s
+from carnelian_perf.stages import await_statistics, read_statistics
 from carnelian_perf.traffic.candidates import CANDIDATES, Candidate, build_variant
+from carnelian_perf.traffic.loops import Outcome, draw_arrivals, drive_closed, drive_open
 from carnelian_perf.traffic.mixed_results import Measurement, Run, meets
-from carnelian_perf.traffic.open_loop import Outcome, draw_arrivals, drive_open
 
 LOGGER = logging.getLogger(__name__)
 
@@ -189,14 +189,13 @@ def _measure_once(
     with grpc.InferenceServerClient(server.grpc_url) as client:
         before = read_statistics(client, acoustic)
         if rate is None:
-            _, warm_up_s = drive(client, plan.model, clips, range(len(clips)), CLOSED_LOOP_CLIENTS)
+            warm_up = drive_closed(client, plan.model, clips, range(len(clips)), CLOSED_LOOP_CLIENTS)
             before = await_statistics(client, acoustic, before, len(clips))
         busy, cpu_s = measure_busy_cores(0.5), measure_cpu_s(server.pid)
         if rate is None:
-            num_requests = max(round(plan.seconds * len(clips) / warm_up_s), NUM_CLIPS)  # enough for all clients
+            num_requests = max(round(plan.seconds * len(clips) / warm_up.wall_s), NUM_CLIPS)  # enough for all clients
             order = shuffle_order(num_requests, len(clips), round_number)
-            answers, wall_s = drive(client, plan.model, clips, order, CLOSED_LOOP_CLIENTS)
-            outcome = Outcome(answers, [], wall_s)
+            outcome = drive_closed(client, plan.model, clips, order, CLOSED_LOOP_CLIENTS)
         else:
             order = shuffle_order(max(round(rate * plan.seconds), len(clips)), len(clips), round_number)
             due_s = draw_arrivals(rate, len(order), SEED + 100 * round_number + step)

@@ -5,11 +5,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from carnelian_perf import load
+from carnelian_perf import stages
 from carnelian_perf.accuracy import decoders
 from carnelian_perf.accuracy.decoders import Measurement, make_batch, measure_stage, rare_words, rate_hotwords
 from carnelian_perf.cli import main
-from carnelian_perf.load import LoadError, read_statistics
+from carnelian_perf.load import LoadError
+from carnelian_perf.stages import read_statistics
 from tritonclient import grpc
 
 ROOT = Path(__file__).parents[3]
@@ -116,7 +117,7 @@ def test_statistics_of_no_model_are_an_error_in_words(server):
 
 def test_a_server_that_counts_no_request_is_an_error_in_words(server, monkeypatch):
     monkeypatch.setattr(decoders, "ask", lambda *_: None)
-    monkeypatch.setattr(load, "REQUEST_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(stages, "REQUEST_TIMEOUT_S", 0.1)
     with pytest.raises(LoadError, match=r"quartznet_demo_ctc must count .* but has not in 0\.1 s"):
         measure_stage(server.grpc_url, "quartznet_demo", [np.zeros((4, 29), np.float32)])
 

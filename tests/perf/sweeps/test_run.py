@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from carnelian_perf.accuracy.served import measure as measure_accuracy
 from carnelian_perf.cuts import cut_equal, write_files
-from carnelian_perf.load import LoadError, is_one_server
+from carnelian_perf.load import LoadError
+from carnelian_perf.stages import is_one_server
 from carnelian_perf.sweeps import perf_analyzer
 from carnelian_perf.sweeps.grid import Grid, GridError
 from carnelian_perf.sweeps.perf_analyzer import PerfAnalyzerError

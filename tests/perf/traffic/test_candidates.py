@@ -1,9 +1,9 @@
 import json
 
 import pytest
-from carnelian_perf.load import PROCESSED_FRAMES
 from carnelian_perf.repository import read_config
 from carnelian_perf.traffic.candidates import CANDIDATES, build_variant
+from carnelian_perf.traffic.loops import PROCESSED_FRAMES
 
 MODEL = "quartznet_demo"
 

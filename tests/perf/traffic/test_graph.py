@@ -4,9 +4,9 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from carnelian_perf.load import PROCESSED_FRAMES
 from carnelian_perf.networks import load_network
 from carnelian_perf.traffic.graph import build_padded, count_frames, pad_inside
+from carnelian_perf.traffic.loops import PROCESSED_FRAMES
 
 CONFIGS = Path(__file__).parents[3] / "training" / "configs"
 

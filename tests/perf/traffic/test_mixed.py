@@ -13,6 +13,7 @@ from carnelian_perf.clips import cut_clips
 from carnelian_perf.output import show_page
 from carnelian_perf.raw_file import Traffic
 from carnelian_perf.traffic import mixed
+from carnelian_perf.traffic.loops import draw_arrivals
 from carnelian_perf.traffic.mixed import (
     HIGHEST_SHARE,
     SYSTEMS,
@@ -24,7 +25,6 @@ from carnelian_perf.traffic.mixed import (
     pad_clip,
 )
 from carnelian_perf.traffic.mixed_results import Measurement, Run, meets, summarise
-from carnelian_perf.traffic.open_loop import draw_arrivals
 from carnelian_perf.traffic.render_mixed import draw, render_page
 
 MANIFEST = Path(__file__).parents[3] / "demo/clips/manifest.jsonl"

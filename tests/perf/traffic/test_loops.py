@@ -8,8 +8,7 @@ from typing import Any
 import grpc
 import pytest
 from carnelian_perf.clips import WavClip
-from carnelian_perf.load import PROCESSED_FRAMES
-from carnelian_perf.traffic.open_loop import drive_open
+from carnelian_perf.traffic.loops import PROCESSED_FRAMES, drive_open
 from tritonclient.grpc import InferenceServerClient, service_pb2, service_pb2_grpc
 
 CLIP = WavClip(wav=b"RIFF", duration_s=1.0, frames=1)

@@ -1,4 +1,4 @@
-"""Open-loop load on a running server: clips are sent when they are due, whether or not others were answered."""
+"""Clips sent to a running server in a closed loop, or in an open one: when they are due, whatever else was answered."""
 
 import itertools
 import random
@@ -11,7 +11,30 @@ from typing import Any
 from tritonclient import grpc
 
 from carnelian_perf.clips import WavClip
-from carnelian_perf.load import ANSWERED, REQUEST_TIMEOUT_S, Answer, file_inputs, make_tensors
+from carnelian_perf.load import REQUEST_TIMEOUT_S, ask_clip, file_inputs, make_tensors, send_all
+
+PROCESSED_FRAMES = "PROCESSED_FRAMES"
+"""An output of the acoustic graphs of :mod:`carnelian_perf.traffic.graph`, float32 [rows, 1]: the frames that the first
+convolution processed for the batch, divided equally among its rows. The sum over all clips is the work done, padding
+included, whatever batches were formed."""
+ANSWERED = ("TRANSCRIPT", PROCESSED_FRAMES)
+"""The outputs that an :class:`Answer` is made of."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The server's answer to one request for :data:`ANSWERED`."""
+
+    clip: int
+    latency_s: float
+    transcript: str
+    processed_frames: float
+
+    @classmethod
+    def of(cls, clip: int, latency_s: float, result: Any) -> "Answer":
+        """Read the client's answer."""
+        transcript, frames = (result.as_numpy(name).item() for name in ANSWERED)
+        return cls(clip, latency_s, transcript.decode(), float(frames))
 
 
 @dataclass(frozen=True)
@@ -22,7 +45,29 @@ class Outcome:
     """Answers; in an open loop, latencies count from when a clip was due, not from when it was sent."""
     errors: list[str]
     wall_s: float
-    """Seconds from the first clip that was due to the last answer."""
+    """Seconds from the first clip that was sent, or due, to the last answer."""
+
+
+def drive_closed(client: Any, model: str, clips: Sequence[WavClip], order: Sequence[int], concurrency: int) -> Outcome:
+    """Send clips in a given order, `concurrency` at a time; without an error, since the first one is raised.
+
+    Args:
+        client: A `tritonclient.grpc.InferenceServerClient`; threads share it.
+        model: The ensemble that takes an audio file.
+        clips: The clips that requests choose from.
+        order: Indices into `clips`, one for each request.
+        concurrency: Number of clients.
+
+    Raises:
+        LoadError: A request failed; no more were sent after it.
+    """
+
+    def send(index: int) -> Answer:
+        result, latency_s = ask_clip(client, model, clips, index, ANSWERED)
+        return Answer.of(index, latency_s, result)
+
+    answers, wall_s = send_all(send, order, concurrency)
+    return Outcome(answers, [], wall_s)
 
 
 def draw_arrivals(rate_per_s: float, num_requests: int, seed: int) -> list[float]:
