@@ -5,11 +5,9 @@ Beside it, where it is installed, runs pyctcdecode, with the same language model
 """
 
 import dataclasses
-import json
 import math
 import statistics
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -18,12 +16,13 @@ import jiwer
 import numpy as np
 from carnelian_training import ctc
 from carnelian_training.config import Config
-from carnelian_training.ctc.language_model import match_case, read_ngrams
+from carnelian_training.ctc.language_model import read_ngrams
 from carnelian_training.data.manifest import clips_to_evaluate
 from carnelian_training.evaluation.evaluate import LogProbs, build_decoder, frame_duration_s, score_all, single_spaced
 from carnelian_training.evaluation.served import connect
 from carnelian_training.models.network import CtcNetwork
 
+from carnelian_perf.accuracy.hot_words import HotwordRow, measure_hotwords, rare_words
 from carnelian_perf.load import ask
 from carnelian_perf.raw_file import Record, Split, describe_origin
 from carnelian_perf.stages import await_statistics, read_statistics
@@ -31,9 +30,6 @@ from carnelian_perf.stages import await_statistics, read_statistics
 ROUNDS = 3
 BATCH, CLIP_S = 32, 16.7
 CALLS = 31
-RARE_LETTERS, RARE_PROBABILITY = 5, 2e-6
-"""A rare word has at least this many letters and at most this unigram probability, or is unknown."""
-
 Decode = Callable[[LogProbs], str]
 
 
@@ -50,20 +46,6 @@ class Row:
     """Clips per CPU second of one core."""
     real_time_factor: float
     """CPU seconds per second of audio."""
-
-
-@dataclasses.dataclass(frozen=True)
-class HotwordRow:
-    """The accuracy of one decoder if all rare words are hot words for every clip."""
-
-    decoder: str
-    boost: float
-    """Boost of the hot words; 0 means without hot words."""
-    precision: float
-    recall: float
-    f1: float
-    wer_of_others: float
-    """Word error rate after rare words are removed from references and transcripts."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -250,60 +232,6 @@ def measure_stage(url: str, model: str, batch: Sequence[LogProbs]) -> GreedyStag
         stage_ms=round(statistics.median(split.total for split in each), 3),
         stage_least_ms=round(min(split.total for split in each), 3),
     )
-
-
-def rare_words(references: Sequence[str], language_model: Path) -> list[str]:
-    """Find the words of the references that are rare by the language model alone, without using any decoder."""
-    import kenlm
-
-    model, known = read_ngrams(language_model)
-    _, spelled = match_case(known, sorted(set().union(*references)))
-    nowhere, after = kenlm.State(), kenlm.State()
-    model.NullContextWrite(nowhere)
-    words = sorted({word for text in references for word in text.split() if len(word) >= RARE_LETTERS})
-    return [
-        word
-        for word in words
-        if spelled(word) not in model or 10 ** model.BaseScore(nowhere, spelled(word), after) <= RARE_PROBABILITY
-    ]
-
-
-def measure_hotwords(
-    decoder: ctc.Decoder,
-    usual: ctc.Options,
-    log_probs: Sequence[LogProbs],
-    references: Sequence[str],
-    rare: Sequence[str],
-    boosts: Sequence[float],
-) -> list[HotwordRow]:
-    """Decode every clip with all rare words as hot words, whether or not the clip has them, at every boost."""
-    rows = []
-    for name in ("beam", "ngram"):
-        for boost in (0.0, *boosts):
-            parameters = {"decoder": name}
-            if boost:
-                parameters |= {"hotwords": json.dumps(rare), "hotword_boost": str(boost)}
-            decode = _way(decoder, parameters, usual)
-            rows.append(rate_hotwords(name, boost, references, [decode(row) for row in log_probs], rare))
-    return rows
-
-
-def rate_hotwords(
-    name: str, boost: float, references: Sequence[str], heard: Sequence[str], rare: Sequence[str]
-) -> HotwordRow:
-    """Count rare words clip by clip, and compute their precision, recall and F1, and the WER of the other words."""
-    hits = said = found = 0
-    known = set(rare)
-    for reference, transcript in zip(references, heard, strict=True):
-        want, have = (Counter(word for word in text.split() if word in known) for text in (reference, transcript))
-        hits, said, found = hits + (want & have).total(), said + want.total(), found + have.total()
-    others = jiwer.wer([_without(text, known) for text in references], [_without(text, known) for text in heard])
-    precision, recall = hits / max(found, 1), hits / max(said, 1)
-    return HotwordRow(name, boost, precision, recall, 2 * hits / max(said + found, 1), others)
-
-
-def _without(text: str, words: set[str]) -> str:
-    return " ".join(word for word in text.split() if word not in words)
 
 
 def _way(decoder: ctc.Decoder, parameters: dict[str, str], usual: ctc.Options) -> Decode:

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from carnelian_perf import stages
 from carnelian_perf.accuracy import decoders
-from carnelian_perf.accuracy.decoders import Measurement, make_batch, measure_stage, rare_words, rate_hotwords
+from carnelian_perf.accuracy.decoders import Measurement, make_batch, measure_stage
+from carnelian_perf.accuracy.hot_words import rare_words, rate_hotwords
 from carnelian_perf.cli import main
 from carnelian_perf.load import LoadError
 from carnelian_perf.stages import read_statistics
