@@ -75,7 +75,8 @@ def infer(
     from carnelian_perf.yardsticks.published import choose
 
     chosen = published_table(model, published_machine, published_precision)
-    published = choose(**chosen) if chosen else {}
+    if chosen:
+        choose(**chosen)  # refuses what is not there before anything is measured
     if raw is not None:
         check_render(context, "--published-model", "--published-machine", "--published-precision")
     elif source is None:
@@ -106,4 +107,6 @@ def infer(
         config, network = load_network(source, plan.overrides)
         raw = raw_file_path(out, f"{config.name}_infer.json")
         write_each((replace(measured, published=chosen) for measured in measure(plan, config, network)), raw)
-    show_page(raw, Measurement, lambda measurement, name: render_page(measurement, name, published))
+    show_page(
+        raw, Measurement, lambda found, name: render_page(replace(found, published=chosen or found.published), name)
+    )

@@ -7,22 +7,14 @@ from collections.abc import Sequence
 from carnelian_perf.inference.results import Measurement, Timing, find_common
 from carnelian_perf.pages import page, table
 from carnelian_perf.percentile import percentile
-from carnelian_perf.yardsticks.published import PublishedLatency, choose
+from carnelian_perf.yardsticks.published import choose
 
 BASELINE = "plain"
 
 
-def render_page(measurement: Measurement, raw_name: str, published: dict[tuple[float, int], PublishedLatency]) -> str:
-    """The Markdown page: a row for each engine, batch and duration.
-
-    Args:
-        measurement: What the raw file holds.
-        raw_name: The raw file's name.
-        published: The published table to show beside it, by duration and batch; if empty, the one that was chosen when
-            it was measured, if there was one.
-    """
-    if not published and measurement.published:
-        published = choose(**measurement.published)
+def render_page(measurement: Measurement, raw_name: str) -> str:
+    """The Markdown page: a row for each engine, batch and duration, beside the published table if one was chosen."""
+    published = choose(**measurement.published) if measurement.published else {}
     plan = measurement.plan
     head = ["Duration s", "Batch", "Engine", "p90", "p95", "p99", "avg", "median", "CPU median", "floor"]
     head += ["features", "CTC", "all, median", "RTFx", "times as fast"]

@@ -1,9 +1,9 @@
 """Inference without a server: every engine that a CPU has, on the demo model."""
 
-import dataclasses
 import json
 import shlex
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,11 +17,11 @@ from carnelian_perf.inference.render import render_page
 from carnelian_perf.inference.results import GPU_ONLY, Measurement, Plan
 from carnelian_perf.networks import load_network
 from carnelian_perf.yardsticks.floors import count_operations
-from carnelian_perf.yardsticks.published import choose
 
 ROOT = Path(__file__).parents[3]
 CHECKPOINT = ROOT / "demo/quartznet_demo.pt"
 MANIFEST = ROOT / "demo/clips/manifest.jsonl"
+A100 = {"hardware": "A100", "precision": "fp16"}
 ENGINES = ["plain", "eager", "onnx_conv1d", "onnx", *GPU_ONLY]
 
 
@@ -54,7 +54,7 @@ def test_raw_file_is_read_as_written_and_rendered(measurement, tmp_path):
     raw = tmp_path / "small_infer.json"
     measurement.write(raw)
     assert Measurement.read(raw) == measurement
-    page = render_page(measurement, raw.name, choose("quartznet_15x5", "A100", "fp16"))
+    page = render_page(replace(measurement, published=A100 | {"model": "quartznet_15x5"}), raw.name)
     assert page.count("| PyTorch eager, plain Conv1d |") == 2
     assert page.count("not run: no GPU") == len(GPU_ONLY)
     assert "Texts are equal for all engines." in page
@@ -68,24 +68,24 @@ def test_floor_is_the_operations_at_the_best_rate(measurement):
     one, two = (row.gflop for row in measurement.common)
     assert two == 2 * one > dense / 1e9
     assert measurement.gflop_per_s > 0
-    best = dataclasses.replace(measurement, gflop_per_s=1e3 * one)
-    assert render_page(best, "raw.json", {}).count("| 1.00 | ") >= len(ENGINES) - len(GPU_ONLY)
+    best = replace(measurement, gflop_per_s=1e3 * one)
+    assert render_page(best, "raw.json").count("| 1.00 | ") >= len(ENGINES) - len(GPU_ONLY)
 
 
 def test_ratios_are_to_the_plain_network_and_wrong_texts_are_told(measurement):
     fast = [
-        dataclasses.replace(t, network_cpu_ms=[10.0 if t.engine == "plain" else 0.004], same_texts=t.engine != "onnx")
+        replace(t, network_cpu_ms=[10.0 if t.engine == "plain" else 0.004], same_texts=t.engine != "onnx")
         for t in measurement.timings
     ]
-    page = render_page(dataclasses.replace(measurement, timings=fast), "raw.json", {})
+    page = render_page(replace(measurement, timings=fast), "raw.json")
     assert page.count("| 2500.00 |") == 2 * 3  # no time that was measured
     said = "- Texts of ONNX Runtime, as served DIFFER from those of PyTorch eager, plain Conv1d in 2 rows."
     assert f"{said}\n" in page
     note = " With random weights, rounding in fp16 decides which label is best; it does not change the speed."
     for precision, because in (("fp32", ""), ("fp16", note)):
         of_yaml = {"source": "training/configs/quartznet_15x5.yaml", "random_weights": True}
-        plan = dataclasses.replace(measurement.plan, **of_yaml, precision=precision)
-        page = render_page(dataclasses.replace(measurement, timings=fast, plan=plan), "raw.json", {})
+        plan = replace(measurement.plan, **of_yaml, precision=precision)
+        page = render_page(replace(measurement, timings=fast, plan=plan), "raw.json")
         assert f"{said}{because}\n" in page
         assert f"- Network: training/configs/quartznet_15x5.yaml with random weights, {precision}, " in page
 
@@ -114,8 +114,8 @@ def test_what_was_measured_before_a_failure_is_kept(monkeypatch, tmp_path, call)
         threads=1,
     )
     assert [timing.batch for timing in kept.timings] == [1]
-    assert "\n\n**Not finished.** " in render_page(kept, raw.name, {})
-    assert "- Published avg: " in render_page(kept, raw.name, {})
+    assert "\n\n**Not finished.** " in render_page(kept, raw.name)
+    assert "- Published avg: " in render_page(kept, raw.name)
 
 
 def test_wav2vec2_is_timed_beside_the_published_rows(tmp_path):
@@ -137,7 +137,8 @@ def test_wav2vec2_is_timed_beside_the_published_rows(tmp_path):
     assert eager.same_texts
     assert onnx.same_texts
     assert int8.not_run == "not run: int8 is for Jasper and QuartzNet; export this network in fp32 or fp16"
-    page = render_page(measured, "raw.json", choose("wav2vec2_base_hourglass", "A100", "bf16"))
+    published = A100 | {"model": "wav2vec2_base_hourglass", "precision": "bf16"}
+    page = render_page(replace(measured, published=published), "raw.json")
     assert page.count("| 17.7 |") == 2
     assert f"ONNX Runtime, int8: {int8.not_run}." in page
     with pytest.raises(ValueError, match="--set must go with a training YAML"):
