@@ -5,8 +5,8 @@ In: a YAML file of :class:`Grid`'s fields, strictly read. Out: :class:`Cell`, on
 
 import itertools
 import reprlib
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -244,14 +244,26 @@ def list_cells(grid: Grid) -> list[Cell]:
     Raises:
         GridError: Two cells have the same name, so their results could not be told apart.
     """
-    cells = [
-        cell
-        for round_number in range(1, grid.rounds + 1)
-        for model, tested in grid.models.items()
-        for duration_s in grid.durations_s
-        for protocol, memory in itertools.product(grid.protocols, grid.shared_memory)
-        for cell in _cells_of(grid, model, tested, duration_s, protocol, memory, round_number)
-    ]
+    cells: list[Cell] = []
+    for round_number, (model, tested), duration_s, protocol, memory in itertools.product(
+        range(1, grid.rounds + 1), grid.models.items(), grid.durations_s, grid.protocols, grid.shared_memory
+    ):
+        make = partial(
+            Cell,
+            model=model,
+            precision=tested.precision,
+            protocol=protocol,
+            shared_memory=memory,
+            duration_s=duration_s,
+            round=round_number,
+        )
+        if grid.static:
+            batches = sorted(grid.static.batches)
+            cells += [make(input="pcm", batch=batch, concurrency=1, poisson_share=None) for batch in batches]
+        if grid.files:
+            clients, shares = sorted(grid.files.concurrency), sorted(grid.files.poisson)
+            cells += [make(input="file", batch=1, concurrency=number, poisson_share=None) for number in clients]
+            cells += [make(input="file", batch=1, concurrency=None, poisson_share=share) for share in shares]
     named: dict[str, Cell] = {}
     for cell in cells:
         if (first := named.setdefault(cell.name, cell)) != cell:
@@ -261,35 +273,3 @@ def list_cells(grid: Grid) -> list[Cell]:
                 f"cells of a grid must have names of their own, but {cell.name} is that of {', '.join(differing)}"
             )
     return list(named.values())
-
-
-def _cells_of(
-    grid: Grid,
-    model: str,
-    tested: ModelUnderTest,
-    duration_s: float,
-    protocol: Protocol,
-    memory: SharedMemory,
-    round_number: int,
-) -> Iterator[Cell]:
-    def make(kind: Literal["pcm", "file"], batch: int, concurrency: int | None, share: float | None) -> Cell:
-        return Cell(
-            model=model,
-            precision=tested.precision,
-            input=kind,
-            protocol=protocol,
-            shared_memory=memory,
-            duration_s=duration_s,
-            batch=batch,
-            concurrency=concurrency,
-            poisson_share=share,
-            round=round_number,
-        )
-
-    for batch in sorted(grid.static.batches) if grid.static else ():
-        yield make("pcm", batch, 1, None)
-    if grid.files:
-        for concurrency in sorted(grid.files.concurrency):
-            yield make("file", 1, concurrency, None)
-        for share in sorted(grid.files.poisson):
-            yield make("file", 1, None, share)

@@ -48,14 +48,14 @@ class Report:
     status: Literal["stable", "unstable"]
     windows: list[tuple[float, float]]
     """Each window's clips per second and mean latency in milliseconds."""
-    latency_ms: dict[str, Annotated[float, Field(gt=0)]] | None
+    latency_ms: dict[str, Annotated[float, Field(gt=0)]] | None = None
     """avg, p50, p90, p95 and p99 of a request's latency; None if unstable."""
-    clips_per_s: float | None
+    clips_per_s: float | None = None
     """Throughput; None if unstable. Up to 5 % too low: windows are whole seconds, and requests that lie across their
     ends are not counted."""
-    client_ms: dict[str, float] | None
+    client_ms: dict[str, float] | None = None
     """Milliseconds of the mean request at the client: send, network, recv; None if unstable."""
-    stages: dict[str, Split] | None
+    stages: dict[str, Split] | None = None
     """Stage's model name -> time of the mean request; None if unstable. The ensemble, their sum, is left out."""
     delayed_percent: float
     """Percentage of an open loop's requests that were sent late, because perf_analyzer did not keep up."""
@@ -113,23 +113,11 @@ def run(command: Sequence[str], folder: Path, timeout_s: float) -> Report:
             raise PerfAnalyzerError(f"perf_analyzer must end within `timeout_s`, {timeout_s:g} s") from error
     said = words_path.read_text(encoding="utf-8", errors="replace")
     if result.returncode == _UNSTABLE_STATUS and "stable measurement" in said:
-        return _unstable(said)
+        return Report(status="unstable", windows=_find_windows(said), delayed_percent=_find_delayed(said))
     if result.returncode or not (folder / REPORT).is_file():
         lines = [line for line in said.splitlines() if "error" in line.lower()] or said.splitlines()[-3:]
         raise PerfAnalyzerError(f"perf_analyzer ended with {result.returncode}: {' '.join(dict.fromkeys(lines))}")
     return _read_report(folder, said)
-
-
-def _unstable(said: str) -> Report:
-    return Report(
-        status="unstable",
-        windows=_find_windows(said),
-        latency_ms=None,
-        clips_per_s=None,
-        client_ms=None,
-        stages=None,
-        delayed_percent=_find_delayed(said),
-    )
 
 
 def _read_report(folder: Path, said: str) -> Report:
