@@ -21,7 +21,6 @@ from carnelian_perf.whole_file import write_whole
 T = TypeVar("T")
 Own = TypeVar("Own", bound="RawFile")
 
-STRICT = with_config(ConfigDict(extra="forbid", allow_inf_nan=False))
 Filled: TypeAlias = Annotated[list[T], Field(min_length=1)]
 """A list that is never empty in a raw file."""
 MACHINE = ("cpu", "cores", "accelerator")
@@ -34,7 +33,6 @@ class RawFileError(ValueError):
     """A raw file is not what it must be; the message names it."""
 
 
-@STRICT
 @dataclass(frozen=True, kw_only=True)
 class Traffic:
     """The clips that requests sent."""
@@ -57,7 +55,6 @@ class Traffic:
         )
 
 
-@STRICT
 @dataclass(frozen=True, kw_only=True)
 class Speech:
     """The speech that is cut into clips of exact durations."""
@@ -93,7 +90,7 @@ class Split:
         return f"{self.queue:.1f} + {self.input:.1f} + **{self.infer:.1f}** + {self.output:.1f}"
 
 
-@STRICT
+@with_config(ConfigDict(extra="forbid", allow_inf_nan=False))  # of all parts, too: pydantic passes it down
 @dataclass(frozen=True, kw_only=True)
 class RawFile:
     """The base of all raw files: the origin of a measurement, as :func:`describe_origin` gives it."""

@@ -86,7 +86,7 @@ def tune(
             write_each(measure(plan), raw)
     else:
         check_render(context, "--write")
-    check_apart(write, raw)
+        check_apart(write, raw)
     tuning = show_page(raw, Measurement, render_page)
     if write is not None:
         from carnelian_export.tuning import StageTuning, write_tuning

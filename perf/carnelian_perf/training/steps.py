@@ -92,7 +92,8 @@ def time_cells(config: Config, cells: list[Cell], work: Work) -> Iterator[list[R
 def _take_turns(config: Config, results: list[Result], work: Work) -> None:
     process = Process(find_device())
     forms = [(result, take_steps(config, result.cell, work, process)) for result in results]
-    for turn in tqdm(range(work.warm_up + work.steps), desc=_say_cell(results[0].cell), unit="step", disable=None):
+    title = f"{results[0].cell.precision}, batches of {results[0].cell.batch}"
+    for turn in tqdm(range(work.warm_up + work.steps), desc=title, unit="step", disable=None):
         for result, steps in forms:
             if result.not_run is not None:
                 continue
@@ -106,10 +107,6 @@ def _take_turns(config: Config, results: list[Result], work: Work) -> None:
                 result.wall_s.append(wall_s)
                 result.cpu_s.append(cpu_s)
                 result.losses.append(loss)
-
-
-def _say_cell(cell: Cell) -> str:
-    return f"{cell.precision}, batches of {cell.batch}"
 
 
 def _take_together(config: Config, result: Result, work: Work) -> None:
@@ -199,6 +196,10 @@ def measure(config: Config, cells: list[Cell], work: Work) -> Iterator[Measureme
     if torch.cuda.is_available():
         origin["versions"] |= {"cuda": str(torch.version.cuda), "cudnn": str(torch.backends.cudnn.version())}  # type: ignore[no-untyped-call]
     busy = measure_busy_cores()
+    floors = [
+        Floor(precision=p, batch=b, **find_floor(config, work.duration_s, b, p))
+        for p, b in itertools.product(PRECISIONS, sorted({cell.batch for cell in cells}))
+    ]
     with torch_threads(work.threads):
         runnable = sorted({cell.precision for cell in cells if why_not(cell) is None})
         peaks, bandwidth = {precision: measure_peak(precision) for precision in runnable}, measure_bandwidth()
@@ -212,9 +213,6 @@ def measure(config: Config, cells: list[Cell], work: Work) -> Iterator[Measureme
                 work=work,
                 gflop_per_s=peaks,
                 gbyte_per_s=bandwidth,
-                floors=[
-                    Floor(precision=p, batch=b, **find_floor(config, work.duration_s, b, p))
-                    for p, b in itertools.product(PRECISIONS, sorted({cell.batch for cell in cells}))
-                ],
+                floors=floors,
                 results=results,
             )
