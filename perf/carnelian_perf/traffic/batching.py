@@ -17,7 +17,7 @@ from carnelian_perf.launch import quiet_server
 from carnelian_perf.machine import measure_busy_cores, measure_cpu_s
 from carnelian_perf.stages import await_statistics, read_statistics
 from carnelian_perf.traffic.batching_results import Measurement, Run
-from carnelian_perf.traffic.candidates import CANDIDATES, Candidate, build_variant
+from carnelian_perf.traffic.candidates import TITLES, Candidate, build_variant
 from carnelian_perf.traffic.loops import Answer, drive_closed
 
 LOGGER = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ class Plan:
     num_requests: int
     """Number of requests in each run."""
     rounds: int
-    candidates: Sequence[Candidate] = CANDIDATES
+    candidates: Sequence[Candidate] = tuple(TITLES)
     queue_delays_ms: Sequence[float] = QUEUE_DELAYS_MS
 
 
@@ -59,7 +59,7 @@ def measure(plan: Plan) -> Iterator[Measurement]:
         **raw_file.describe_origin(),
         concurrency=plan.concurrency,
         traffic=plan.traffic,
-        candidates={candidate.name: candidate.title for candidate in plan.candidates},
+        candidates={candidate: TITLES[candidate] for candidate in plan.candidates},
         mismatches=[],
         runs=[],
     )
@@ -77,7 +77,7 @@ def measure(plan: Plan) -> Iterator[Measurement]:
                 LOGGER.info(
                     "round %d: %s, queue delay %g ms: %.1f clips/s",
                     round_number,
-                    candidate.name,
+                    candidate,
                     delay,
                     run.clips_per_s,
                 )
@@ -90,7 +90,7 @@ def measure(plan: Plan) -> Iterator[Measurement]:
 
 
 def _serve(plan: Plan, folder: Path, candidate: Candidate, queue_delay_ms: float) -> Server:
-    repository = folder / f"{candidate.name}_{queue_delay_ms:g}ms"
+    repository = folder / f"{candidate}_{queue_delay_ms:g}ms"
     build_variant(plan.repository, repository, plan.model, candidate, queue_delay_ms, plan.padded)
     return quiet_server(repository)
 
@@ -112,7 +112,7 @@ def _measure_once(
         after = [await_statistics(client, *at, len(order)) for at in zip(stages, before, strict=True)]
     acoustic, features = (late.since(early) for late, early in zip(after, before, strict=True))
     run = Run(
-        candidate=candidate.name,
+        candidate=candidate,
         queue_delay_ms=queue_delay_ms,
         round=round_number,
         others_busy_cores=others_busy_cores,

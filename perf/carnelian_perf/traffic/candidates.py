@@ -6,7 +6,6 @@ graph, and by a padding stage behind the shipped features.
 
 import json
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -17,31 +16,20 @@ from carnelian_perf.repository import copy_model, read_config, write_config
 from carnelian_perf.traffic.graph import count_frames, pad_inside
 from carnelian_perf.traffic.loops import PROCESSED_FRAMES
 
-Padding = Literal["buckets", "batch", "in graph", "none"]
-
+Candidate = Literal["buckets", "feature_batch", "ragged_padded", "ragged"]
+"""What pads clips: the feature stage, to :data:`BUCKETS_S` or to the longest clip of its batch; the acoustic graph; or,
+as shipped, nothing."""
 BUCKETS_S = (4, 8, 16, 60)
 """Longest clip of each bucket in seconds; the last one is the longest clip that is served."""
 FRAMES_PER_S = 100
 VERSION = "1"
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """One way to form batches."""
-
-    name: str
-    title: str
-    padding: Padding
-    """What pads clips: the feature stage, to `buckets` or to the longest clip of its `batch`; the acoustic graph (`in
-    graph`); or only what is shipped (`none`)."""
-
-
-CANDIDATES = (
-    Candidate("buckets", f"(a) buckets of {', '.join(map(str, BUCKETS_S))} s", "buckets"),
-    Candidate("feature_batch", "(b) padded to the feature stage's batch", "batch"),
-    Candidate("ragged_padded", "(c) ragged, padded in the graph", "in graph"),
-    Candidate("ragged", "(c) ragged, as shipped", "none"),
-)
+TITLES: dict[Candidate, str] = {
+    "buckets": f"(a) buckets of {', '.join(map(str, BUCKETS_S))} s",
+    "feature_batch": "(b) padded to the feature stage's batch",
+    "ragged_padded": "(c) ragged, padded in the graph",
+    "ragged": "(c) ragged, as shipped",
+}
+"""All candidates -> what tables call them."""
 
 
 def build_variant(
@@ -63,23 +51,23 @@ def build_variant(
     write_config(target / model, ensemble)
     acoustic = target / f"{model}_acoustic"
     config = read_config(acoustic)
-    change_acoustic(config, candidate.padding, queue_delay_ms)
+    change_acoustic(config, candidate, queue_delay_ms)
     write_config(acoustic, config)
     graph_path = acoustic / VERSION / "model.onnx"
-    if candidate.padding == "none":
+    if candidate == "ragged":
         graph = onnx.load(graph_path)
     else:
-        graph = pad_inside(padded) if candidate.padding == "in graph" else padded
+        graph = pad_inside(padded) if candidate == "ragged_padded" else padded
     onnx.save(count_frames(graph), graph_path)
-    if candidate.padding in ("buckets", "batch"):
-        _pad_features(target / f"{model}_features" / VERSION, candidate.padding)
+    if candidate in ("buckets", "feature_batch"):
+        _pad_features(target / f"{model}_features" / VERSION, candidate)
 
 
-def change_acoustic(config: pb.ModelConfig, padding: Padding, queue_delay_ms: float) -> None:
-    """Change an acoustic stage's configuration for a way of padding; it also answers :data:`PROCESSED_FRAMES`."""
+def change_acoustic(config: pb.ModelConfig, candidate: Candidate, queue_delay_ms: float) -> None:
+    """Change an acoustic stage's configuration for a candidate; it also answers :data:`PROCESSED_FRAMES`."""
     config.dynamic_batching.max_queue_delay_microseconds = round(1000 * queue_delay_ms)
     config.output.add(name=PROCESSED_FRAMES, data_type=pb.TYPE_FP32, dims=[1])
-    if padding in ("buckets", "batch"):
+    if candidate in ("buckets", "feature_batch"):
         del config.batch_input[:]
         for tensor in config.input:
             tensor.allow_ragged_batch = False
@@ -93,8 +81,8 @@ def count_in_ensemble(config: pb.ModelConfig, acoustic: str) -> None:
             step.output_map[PROCESSED_FRAMES] = PROCESSED_FRAMES
 
 
-def _pad_features(folder: Path, padding: Padding) -> None:
+def _pad_features(folder: Path, candidate: Candidate) -> None:
     (folder / "dali.py").rename(folder / "shipped.py")
     shutil.copyfile(Path(__file__).with_name("padded_features.py"), folder / "dali.py")
-    buckets = [seconds * FRAMES_PER_S + 1 for seconds in BUCKETS_S] if padding == "buckets" else []
+    buckets = [seconds * FRAMES_PER_S + 1 for seconds in BUCKETS_S] if candidate == "buckets" else []
     (folder / "padding.json").write_text(json.dumps({"bucket_frames": buckets}))

@@ -26,7 +26,7 @@ from carnelian_perf.clips import NUM_CLIPS, SAMPLE_RATE_HZ, SEED, WavClip, encod
 from carnelian_perf.launch import quiet_server
 from carnelian_perf.machine import measure_busy_cores, measure_cpu_s
 from carnelian_perf.stages import await_statistics, read_statistics
-from carnelian_perf.traffic.candidates import CANDIDATES, Candidate, build_variant
+from carnelian_perf.traffic.candidates import Candidate, build_variant
 from carnelian_perf.traffic.loops import Outcome, draw_arrivals, drive_closed, drive_open
 from carnelian_perf.traffic.mixed_results import Measurement, Run, meets
 
@@ -36,7 +36,6 @@ CLIENT_PADDING_S = 10
 CLOSED_LOOP_CLIENTS = 16
 HIGHEST_SHARE = 1.4
 """Upper end of the search for a rate, as a share of the closed loop's throughput; the first rate is half of it."""
-BY_NAME = {candidate.name: candidate for candidate in CANDIDATES}
 
 
 @dataclass(frozen=True)
@@ -50,12 +49,12 @@ class System:
 
 
 SYSTEMS = (
-    System("shipped", "the repository as it is: ragged batches, clips as they are", BY_NAME["ragged"]),
-    System("buckets", "buckets of 4, 8, 16, 60 s on the server", BY_NAME["buckets"]),
+    System("shipped", "the repository as it is: ragged batches, clips as they are", "ragged"),
+    System("buckets", "buckets of 4, 8, 16, 60 s on the server", "buckets"),
     System(
         "padded",
         "client pads to multiples of 10 s, batches of equal shapes",
-        BY_NAME["feature_batch"],
+        "feature_batch",
         pads_at_client=True,
     ),
 )

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from carnelian_perf.traffic.candidates import CANDIDATES, build_variant
+from carnelian_perf.traffic.candidates import build_variant
 from carnelian_serving.backends.dali.pipeline import PipelineRunner, load_serialized
 from carnelian_serving.backends.model_config import read_model_config
 from google.protobuf import json_format
@@ -32,17 +32,17 @@ def signals():
 
 @pytest.fixture
 def build(repository, padded, tmp_path):
-    def build_one(position: int):
-        build_variant(repository, tmp_path / "variant", "quartznet_demo", CANDIDATES[position], 0, padded)
+    def build_one(candidate):
+        build_variant(repository, tmp_path / "variant", "quartznet_demo", candidate, 0, padded)
         return tmp_path / "variant" / "quartznet_demo_features"
 
     return build_one
 
 
-@pytest.mark.parametrize(("position", "frames"), [(0, [401, 801, 401]), (1, [501, 501, 501])])
-def test_features_are_the_shipped_ones_and_then_zero(build, repository, signals, position, frames):
+@pytest.mark.parametrize(("candidate", "frames"), [("buckets", [401, 801, 401]), ("feature_batch", [501, 501, 501])])
+def test_features_are_the_shipped_ones_and_then_zero(build, repository, signals, candidate, frames):
     shipped, lengths = run_features(repository / "quartznet_demo_features", signals)
-    padded, padded_lengths = run_features(build(position), signals)
+    padded, padded_lengths = run_features(build(candidate), signals)
     assert padded_lengths == lengths
     assert [row.shape for row in padded] == [(64, count) for count in frames]
     for row, padded_row in zip(shipped, padded, strict=True):
@@ -51,5 +51,7 @@ def test_features_are_the_shipped_ones_and_then_zero(build, repository, signals,
 
 
 def test_bucket_holds_a_clip_of_its_own_duration(build):
-    features, _ = run_features(build(0), [np.zeros(4 * 16_000, np.float32), np.zeros(4 * 16_000 + 160, np.float32)])
+    features, _ = run_features(
+        build("buckets"), [np.zeros(4 * 16_000, np.float32), np.zeros(4 * 16_000 + 160, np.float32)]
+    )
     assert [row.shape[1] for row in features] == [401, 801]
