@@ -3,6 +3,7 @@
 import contextlib
 import io
 import re
+import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -52,8 +53,8 @@ def show_plot(words: str, raw_name: str) -> str:
 
 def say_busy(cores: Iterable[float]) -> str:
     """Say in words how many cores other processes kept busy: least, most and median of several readings."""
-    ordered = sorted(cores)
-    return f"kept {ordered[0]:.1f} to {ordered[-1]:.1f} cores (median {ordered[len(ordered) // 2]:.1f}) busy"
+    found = list(cores)
+    return f"kept {min(found):.1f} to {max(found):.1f} cores (median {statistics.median_high(found):.1f}) busy"
 
 
 def scale_milliseconds(axes: "Axes") -> None:

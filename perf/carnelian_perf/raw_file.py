@@ -48,10 +48,10 @@ class Traffic:
 
     def __str__(self) -> str:
         """Describe the clips in words: source, number, shortest, longest and median duration."""
-        durations = sorted(self.durations_s)
+        lengths = self.durations_s
         return (
-            f"{self.source}: {len(durations)} of {durations[0]:.1f} to {durations[-1]:.1f} s, "
-            f"median {durations[len(durations) // 2]:.1f} s"
+            f"{self.source}: {len(lengths)} of {min(lengths):.1f} to {max(lengths):.1f} s, "
+            f"median {statistics.median_high(lengths):.1f} s"
         )
 
 

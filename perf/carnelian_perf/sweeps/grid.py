@@ -159,6 +159,10 @@ class Cell:
         return f"{self.model}_pcm" if self.input == "pcm" else self.model
 
 
+class CellError(RuntimeError):
+    """A cell cannot be measured, or an answer in it is wrong; the message says why."""
+
+
 class GridError(ValueError):
     """The YAML file is no grid, or does not fit earlier results in the folder; the message names the key."""
 

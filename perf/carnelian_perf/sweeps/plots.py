@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from carnelian_perf.pages import scale_milliseconds, write_plot
 from carnelian_perf.sweeps.rows import STAGES, Row
-from carnelian_perf.yardsticks.published import PublishedLatency
+from carnelian_perf.yardsticks.published import Published
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -22,7 +22,7 @@ _WIDTH, _HEIGHT, _BAR_HEIGHT = 10.0, 4.0, 0.22
 """Sizes in inches: width and least height of a figure, and height of a bar."""
 
 
-def draw_all(rows: Sequence[Row], published: dict[tuple[float, int], PublishedLatency], base: Path) -> list[Path]:
+def draw_all(rows: Sequence[Row], published: Published, base: Path) -> list[Path]:
     """Draw the plots that the rows have numbers for; each plot shows the first model, precision and transport only.
 
     Args:
@@ -61,7 +61,7 @@ def _new(title: str, rows: Sequence[Row], columns: int = 2, height: float = _HEI
     return figure, figure.subplots(1, columns, squeeze=False)[0]
 
 
-def _draw_latency(rows: Sequence[Row], published: dict[tuple[float, int], PublishedLatency]) -> "Figure":
+def _draw_latency(rows: Sequence[Row], published: Published) -> "Figure":
     figure, (over_batch, over_duration) = _new("Latency of a request", rows)
     durations = sorted({row.cell.duration_s for row in rows})
     for style, duration_s in zip(_styles(durations), durations, strict=True):

@@ -3,6 +3,7 @@
 import base64
 import itertools
 import re
+import statistics
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -17,7 +18,7 @@ from carnelian_perf.sweeps.rows import LATENCIES, PUBLISHED, STAGES, Row, make_r
 from carnelian_perf.sweeps.transcripts import rounding_cer
 from carnelian_perf.sweeps.unserved import Unserved, read_unserved
 from carnelian_perf.whole_file import write_whole
-from carnelian_perf.yardsticks.published import PublishedLatency
+from carnelian_perf.yardsticks.published import Published
 
 _STYLE = """
 :root { color-scheme: light dark; --line: #8884; --accent: #b3401f; }
@@ -31,8 +32,6 @@ img { max-width: 100%; background: white; border-radius: 6px; } code { overflow-
 @page { size: A4 landscape; margin: 1cm; }
 @media print { div.table { overflow: visible; } table { font-size: 60%; } th, td { padding: .1rem .3rem; } }
 """
-
-Published = dict[tuple[float, int], PublishedLatency]
 
 
 def write_report(sweep: Path, published: Published, inference: Sequence[tuple[str | None, Path]] = ()) -> list[Path]:
@@ -214,7 +213,8 @@ def render_html(page: str, plots: Sequence[Path]) -> str:
 
 def _describe(rows: Sequence[Row], published: Published) -> str:
     results = [result for row in rows for result in row.results]
-    first, busy = results[0], sorted(result.others_busy_cores for result in results)
+    first, busy = results[0], [result.others_busy_cores for result in results]
+    is_quiet = statistics.median_high(busy) < 0.2
     counts = {status: sum(result.status == status for result in results) for status in ("stable", "unstable", "failed")}
     dates = sorted(result.date for result in results)
     commits = sorted({result.commit or "none" for result in results})
@@ -245,7 +245,7 @@ def _describe(rows: Sequence[Row], published: Published) -> str:
             + (f" Rounding may change {most_cer:.0%} of a transcript's characters." if most_cer else "")
         ),
         f"Machine: {'; '.join(machines)}. Other processes {say_busy(busy)} just before the runs"
-        + ("." if busy[len(busy) // 2] < 0.2 else ": compare latencies with each other; do not take them as absolute."),
+        + ("." if is_quiet else ": compare latencies with each other; do not take them as absolute."),
         *([] if all(result.one_server for result in results) else [SEVERAL_SERVERS]),
         f"Versions: {'; '.join(versions)}.",
         f"{dates[0]} to {dates[-1]}, commit {', '.join(commits)}. This page: `{command_line()}`.",

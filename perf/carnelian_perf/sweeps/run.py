@@ -17,17 +17,13 @@ from carnelian_perf.load import LoadError
 from carnelian_perf.machine import describe_machine, find_commit, find_versions, measure_busy_cores, measure_cpu_s
 from carnelian_perf.stages import StageStatistics, is_one_server, settle_statistics
 from carnelian_perf.sweeps import perf_analyzer
-from carnelian_perf.sweeps.grid import Cell, Grid, GridError, check_files, check_same_subject, list_cells
+from carnelian_perf.sweeps.grid import Cell, CellError, Grid, GridError, check_files, check_same_subject, list_cells
 from carnelian_perf.sweeps.lock import alone_in
 from carnelian_perf.sweeps.results import RESULT, SEVERAL_SERVERS, Result, read_grid_of, read_result, write_grid
 from carnelian_perf.sweeps.target import Served, Target, check_http, digest, examine, open_target
-from carnelian_perf.sweeps.transcripts import TranscriptError, check_answers, rounding_cer, transcribe_file
+from carnelian_perf.sweeps.transcripts import check_answers, rounding_cer, transcribe_file
 
 LOGGER = logging.getLogger(__name__)
-
-
-class CellError(RuntimeError):
-    """A cell cannot be measured; the message says why."""
 
 
 @dataclass(kw_only=True)
@@ -88,7 +84,7 @@ def _run_alone(grid: Grid, out: Path, retry: bool, program: Path) -> list[Result
         with contextlib.ExitStack() as stack:
             scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="carnelian-perf-")))
             target = stack.enter_context(open_target(grid, scratch))
-            versions["tritonserver"] = target.ask(lambda: target.client.get_server_metadata().version)
+            versions["tritonserver"] = target.ask(target.client.get_server_metadata).version
             if "http" in grid.protocols:
                 check_http(str(target.urls["http"]))
             _check_same_machine(done.values(), facts)
@@ -188,7 +184,7 @@ def _measure(sweep: Sweep, cell: Cell) -> Result:
         after = _count(sweep, cell)
         check_answers(sweep.target.client, cell, cuts, expected, most_cer)
         batches = {stage: after[stage].since(before[stage]).batches for stage in before}
-    except (CellError, LoadError, TranscriptError, perf_analyzer.PerfAnalyzerError) as error:
+    except (CellError, LoadError, perf_analyzer.PerfAnalyzerError) as error:
         sweep.target.ask(sweep.target.client.is_server_ready)
         report, reason = None, str(error)
     one_server: bool = sweep.facts["one_server"]

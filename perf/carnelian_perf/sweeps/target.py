@@ -6,7 +6,6 @@ import http.client
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +26,14 @@ class Target:
     pid: int | None
     """Process ID of the server; None if it was not started here."""
 
-    def ask(self, question: Callable[[], Any]) -> Any:
-        """Call `question`, which asks the server something through the client.
+    def ask(self, question: Callable[..., Any], *subjects: str) -> Any:
+        """Call `question`, a method of the client, with `subjects`.
 
         Raises:
             RuntimeError: The server does not answer; the message says what to do.
         """
         try:
-            return question()
+            return question(*subjects)
         except grpc.InferenceServerException as error:
             raise RuntimeError(
                 f"the server at {self.urls['grpc']} must answer, but does not: {error.message()}; start it "
@@ -86,7 +85,7 @@ def examine(target: Target, grid: Grid, model: str) -> Served:
     client = target.client
     names = [model, *([f"{model}_pcm"] if grid.static else [])]
     for name in names:
-        if not target.ask(partial(client.is_model_ready, name)):
+        if not target.ask(client.is_model_ready, name):
             raise RuntimeError(
                 f"`models` must be served and ready, but {name!r} is not; the server {_list_models(client)}"
             )
@@ -123,13 +122,13 @@ def digest(target: Target, models: Sequence[str]) -> str:
     told = hashlib.sha256()
     for model in models:
         told.update(_read_config(target, model).SerializeToString(deterministic=True))
-        versions = target.ask(partial(target.client.get_model_metadata, model)).versions
+        versions = target.ask(target.client.get_model_metadata, model).versions
         told.update(repr(sorted(versions)).encode())
     return told.hexdigest()
 
 
 def _read_config(target: Target, model: str) -> Any:
-    return target.ask(partial(target.client.get_model_config, model)).config
+    return target.ask(target.client.get_model_config, model).config
 
 
 def _list_models(client: Any) -> str:

@@ -8,11 +8,7 @@ import numpy as np
 
 from carnelian_perf.cuts import Cut
 from carnelian_perf.load import Inputs, ask, file_inputs, pcm_inputs
-from carnelian_perf.sweeps.grid import Cell
-
-
-class TranscriptError(RuntimeError):
-    """An answer is wrong; the message says what was found."""
+from carnelian_perf.sweeps.grid import Cell, CellError
 
 
 def rounding_cer(precision: str, accelerator: str) -> float:
@@ -55,7 +51,7 @@ def check_answers(client: Any, cell: Cell, cuts: Sequence[Cut], expected: Sequen
         most_cer: Share of its characters in which a transcript may differ from that.
 
     Raises:
-        TranscriptError: A transcript is not the expected one.
+        CellError: A transcript is not the expected one.
         LoadError: The server answered with an error.
     """
     if cell.input == "file":
@@ -69,7 +65,7 @@ def check_answers(client: Any, cell: Cell, cuts: Sequence[Cut], expected: Sequen
     for batch, texts in zip(batches, answers, strict=True):
         for index, text in zip(batch, texts, strict=True):
             if text != expected[index] and (not most_cer or jiwer.cer(expected[index], text) > most_cer):
-                raise TranscriptError(
+                raise CellError(
                     f"clip {index} must be transcribed as alone, {expected[index]!r}"
                     f"{f', but for {most_cer:.0%} of its characters' if most_cer else ''}, but in a batch of "
                     f"{cell.batch} to {cell.served_model} it is {text!r}"

@@ -3,6 +3,7 @@
 import csv
 from dataclasses import dataclass
 from importlib import resources
+from typing import TypeAlias
 
 TRITON_T4 = "NVIDIA T4 (Triton 20.10, TensorRT 7.2.1, ensemble)"
 
@@ -25,6 +26,10 @@ class PublishedLatency:
     def title(self) -> str:
         """The published table's model, hardware and precision, in words."""
         return f"{self.model}, {self.hardware}, {self.precision}"
+
+
+Published: TypeAlias = dict[tuple[float, int], PublishedLatency]
+"""A published table: (duration, batch) -> its row."""
 
 
 def read_published() -> list[PublishedLatency]:
@@ -50,8 +55,8 @@ def read_published() -> list[PublishedLatency]:
     ]
 
 
-def choose(model: str, hardware: str, precision: str) -> dict[tuple[float, int], PublishedLatency]:
-    """Choose one published table: (duration, batch) -> its row.
+def choose(model: str, hardware: str, precision: str) -> Published:
+    """Choose one published table.
 
     Args:
         model: Name of the model, as published.

@@ -13,11 +13,11 @@ from carnelian_perf.cuts import cut_equal, write_files
 from carnelian_perf.load import LoadError
 from carnelian_perf.stages import is_one_server
 from carnelian_perf.sweeps import perf_analyzer
-from carnelian_perf.sweeps.grid import Grid, GridError
+from carnelian_perf.sweeps.grid import CellError, Grid, GridError
 from carnelian_perf.sweeps.perf_analyzer import PerfAnalyzerError
 from carnelian_perf.sweeps.results import RESULT, read_results
 from carnelian_perf.sweeps.run import describe, run_grid
-from carnelian_perf.sweeps.transcripts import TranscriptError, check_answers, transcribe_file
+from carnelian_perf.sweeps.transcripts import check_answers, transcribe_file
 from tritonclient import grpc
 
 MANIFEST = Path(__file__).parents[3] / "demo/clips/manifest.jsonl"
@@ -248,11 +248,11 @@ def test_wrong_transcript_fails_the_cell(program, server, static_cell, tmp_path)
         right = [transcribe_file(client, "quartznet_demo", cut) for cut in cuts]
         cell = dataclasses.replace(static_cell, model="quartznet_demo", duration_s=1.0, batch=2)
         check_answers(client, cell, cuts, right, 0)
-        with pytest.raises(TranscriptError, match="clip 1 must be transcribed as alone, 'nonsense'"):
+        with pytest.raises(CellError, match="clip 1 must be transcribed as alone, 'nonsense'"):
             check_answers(client, cell, cuts, [right[0], "nonsense"], 0.1)
         rounded = right[1] + "s"
         check_answers(client, cell, cuts, [right[0], rounded], 0.1)
-        with pytest.raises(TranscriptError, match="clip 1"):
+        with pytest.raises(CellError, match="clip 1"):
             check_answers(client, cell, cuts, [right[0], rounded], 0)
     finally:
         client.close()
