@@ -131,13 +131,6 @@ def test_what_is_no_raw_file_is_status_1(tmp_path, call, command):
     assert f"must be a raw file of `carnelian-perf {command}`" in err
 
 
-def test_render_needs_no_server(measurement, tmp_path, call):
-    measurement.write(tmp_path / "raw.json")
-    status, _, err = call(main, "batching", "--render", tmp_path / "raw.json")
-    assert status == 0, err
-    assert sorted(path.suffix for path in tmp_path.iterdir()) == [".json", ".md", ".png"]
-
-
 def test_what_cannot_be_written_is_refused_as_training_does():
     """Neither needs the other, so each has a copy."""
     checks = (check_writable, command_options.check_writable)

@@ -58,6 +58,7 @@ def test_page_is_what_its_raw_file_says(path, run):
     run(f"carnelian-perf {content['subject']} --render {RESULTS / path.name} {options}")
     page = RESULTS / f"{path.stem}.md"
     assert (ROOT / page).read_text() == page.read_text()
+    assert page.with_suffix(".png").is_file() == (ROOT / page).with_suffix(".png").is_file()
 
 
 @pytest.mark.parametrize("path", ONE_OF_EACH, ids=lambda path: path.stem)

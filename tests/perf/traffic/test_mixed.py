@@ -10,7 +10,6 @@ import onnx
 import pytest
 import soundfile
 from carnelian_perf.clips import cut_clips
-from carnelian_perf.output import show_page
 from carnelian_perf.raw_file import Traffic
 from carnelian_perf.traffic import mixed
 from carnelian_perf.traffic.loops import draw_arrivals
@@ -25,7 +24,7 @@ from carnelian_perf.traffic.mixed import (
     pad_clip,
 )
 from carnelian_perf.traffic.mixed_results import Measurement, Run, meets, summarise
-from carnelian_perf.traffic.render_mixed import draw, render_page
+from carnelian_perf.traffic.render_mixed import render_page
 
 MANIFEST = Path(__file__).parents[3] / "demo/clips/manifest.jsonl"
 
@@ -101,14 +100,10 @@ def test_batches_and_padding_are_those_at_the_rates_that_met_the_target(measurem
     assert theirs.batches.sizes == {32: 9}
 
 
-def test_page_and_plot_are_made_of_the_raw_file(measurement, tmp_path):
-    measurement.write(tmp_path / "raw.json")
-    assert Measurement.read(tmp_path / "raw.json") == measurement
-    show_page(tmp_path / "raw.json", Measurement, render_page, draw)
-    page = (tmp_path / "raw.md").read_text()
+def test_the_page_has_a_row_for_each_system(measurement):
+    page = render_page(measurement, "raw.json")
     assert "| our way | 6.0 | - | 36 | 450 | 450 | 450 | 2.0 | 1.3 | 1.50 | 100 |" in page
     assert "| their way | none met it |" in page
-    assert (tmp_path / "raw.png").stat().st_size > 10_000
 
 
 def test_rate_that_no_step_exceeded_is_the_least_that_it_can_be(measurement):
