@@ -236,10 +236,15 @@ def check_same_subject(grid: Grid, earlier: Grid) -> None:
     for key in [key for key in before if key in now]:
         is_free = key.endswith(("files.format", "files.concurrency")) and not (before[key] and now[key])
         if before[key] != now[key] and not is_free:
-            raise GridError(
-                f"`{key}` of the grid must be as it was for the results that are there, {before[key]}, but is "
-                f"{now[key]}; name another folder (--out), or delete that one"
-            )
+            raise changed(f"`{key}` of the grid", before[key], now[key])
+
+
+def changed(what: str, before: object, now: object, why: str = "") -> GridError:
+    """Make the error of what is not as it was for the results in a sweep's folder; `why` explains what is `now`."""
+    return GridError(
+        f"{what} must be as it was for the results that are there, {before}, but is {now}{why}; name another folder "
+        "(--out), or delete that one"
+    )
 
 
 def list_cells(grid: Grid) -> list[Cell]:

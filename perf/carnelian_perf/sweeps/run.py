@@ -17,7 +17,7 @@ from carnelian_perf.load import LoadError
 from carnelian_perf.machine import describe_machine, find_commit, find_versions, measure_busy_cores, measure_cpu_s
 from carnelian_perf.stages import StageStatistics, is_one_server, settle_statistics
 from carnelian_perf.sweeps import perf_analyzer
-from carnelian_perf.sweeps.grid import Cell, CellError, Grid, GridError, check_files, check_same_subject, list_cells
+from carnelian_perf.sweeps.grid import Cell, CellError, Grid, changed, check_files, check_same_subject, list_cells
 from carnelian_perf.sweeps.lock import alone_in
 from carnelian_perf.sweeps.results import RESULT, SEVERAL_SERVERS, Result, read_grid_of, read_result, write_grid
 from carnelian_perf.sweeps.target import Served, Target, check_http, digest, examine, open_target
@@ -133,11 +133,7 @@ def _check_same_machine(results: Iterable[Result], facts: Mapping[str, Any]) -> 
     """
     for result in results:
         if difference := result.find_difference(facts["machine"], facts["versions"]):
-            key, before, now = difference
-            raise GridError(
-                f"{key} must be as it was for the results that are there, {before}, but is {now}; name another folder "
-                "(--out), or delete that one"
-            )
+            raise changed(*difference)
 
 
 def _check_same_models(results: Iterable[Result], models: Mapping[str, Served]) -> None:
@@ -152,11 +148,10 @@ def _check_same_models(results: Iterable[Result], models: Mapping[str, Served]) 
         for key in ("backend", "configuration", "accuracy"):
             before, now = getattr(result, key), getattr(served, key)
             if before is not None and before != now:
-                raise GridError(
-                    f"{key} of {result.cell.model} must be as it was for the results that are there, {before}, but is "
-                    f"{now}: another model is served, or the same otherwise, or another version of carnelian-perf "
-                    "wrote them; name another folder (--out), or delete that one"
+                why = (
+                    ": another model is served, or the same otherwise, or another version of carnelian-perf wrote them"
                 )
+                raise changed(f"{key} of {result.cell.model}", before, now, why)
 
 
 def _measure(sweep: Sweep, cell: Cell) -> Result:
