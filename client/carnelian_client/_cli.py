@@ -22,7 +22,7 @@ from ._formats import ctm_name, render
 from ._long import DEFAULT_LONGEST_S, check_longest_piece
 from ._retry import DEFAULT_ATTEMPTS, RetryPolicy
 from ._settings import DEFAULT_CONCURRENCY, DEFAULT_MODEL, DEFAULT_TIMEOUT_S, DEFAULT_URL
-from ._stream_cli import print_stream
+from ._stream_cli import tell_stream
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
@@ -183,8 +183,14 @@ def _transcribe_stream(
 ) -> Iterator[str]:
     try:
         with contextlib.nullcontext(sys.stdin.buffer) if file == STDIN else open(file, "rb") as source:  # noqa: PTH123
-            for error in print_stream(client, source, kind, longest_piece_s, options):
-                yield _name_once(file, error)
+            for told in tell_stream(client, source, kind, longest_piece_s, options):
+                if isinstance(told, CarnelianClientError):
+                    yield _name_once(file, told)
+                elif failure := _print(told, file):
+                    yield failure
+                    return
+    except BrokenPipeError:  # nobody reads on
+        raise
     except (InvalidAudio, ModuleNotFoundError, OSError) as error:
         yield _name_once(file, error)
 
@@ -204,16 +210,24 @@ def _deliver(outcome: Outcome, kind: str, file: str, target: Path | None, name: 
     if isinstance(outcome, Exception):
         return _name_once(file, outcome)
     text = render(outcome, kind, file)
+    if target is None:
+        return _print(name + text, file)
     try:
-        if target is not None:
-            # In JSON, a file's name that is no text is escaped; elsewhere it is as the system has it.
-            _replace(target, text.encode(errors="carnelian-json" if kind == "json" else "surrogateescape"))
-        else:
-            print(name + text, end="", flush=True)
+        # In JSON, a file's name that is no text is escaped; elsewhere it is as the system has it.
+        _replace(target, text.encode(errors="carnelian-json" if kind == "json" else "surrogateescape"))
+    except OSError as error:
+        return f"{file}: {target} cannot be written: {error.strerror}"
+    return None
+
+
+def _print(text: str, file: str) -> str | None:
+    """Print what was heard in a file; return an error message if that cannot be done."""
+    try:
+        print(text, end="", flush=True)
     except BrokenPipeError:  # nobody reads on, as after `| head`
         raise
     except OSError as error:
-        return f"{file}: {target or 'the standard output'} cannot be written: {error.strerror}"
+        return f"{file}: the standard output cannot be written: {error.strerror}"
     return None
 
 

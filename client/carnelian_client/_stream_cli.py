@@ -1,4 +1,4 @@
-"""`carnelian-transcribe --stream`: audio that is still being recorded, printed utterance by utterance."""
+"""`carnelian-transcribe --stream`: audio that is still being recorded, told utterance by utterance."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ CTRL_C_HEARD_S = 0.2
 CLEAR_LINE = "\r\x1b[K"
 
 
-def print_stream(
+def tell_stream(
     client: CarnelianClient, file: BinaryIO, kind: str, longest_piece_s: float, options: DecodingOptions
-) -> Iterator[CarnelianClientError]:
-    """Print the utterances of a file or pipe while it is read, and yield the error of each that failed.
+) -> Iterator[str | CarnelianClientError]:
+    """Yield what to print of each utterance of a file or pipe while it is read, or the error of one that failed.
 
     The first Ctrl-C ends the audio, and a second one the program.
 
     Args:
         client: Who transcribes.
         file: The open file; it is read by its descriptor.
-        kind: json prints each result in a line, interim ones too. text prints the texts of those that are final; if
-            the standard output is a terminal, those of the others as long as they last.
+        kind: json has a line for each result, interim ones too. text has one for those that are final; on a terminal,
+            it shows the others while they last.
         longest_piece_s: The longest utterance, 5 to 60 s.
         options: How to decode.
 
@@ -54,10 +54,7 @@ def print_stream(
             rate, _ = first
             blocks = (block for _, block in chain([first], arriving))
             for heard in client.transcribe_stream(blocks, rate, longest_piece_s=longest_piece_s, **options):
-                if isinstance(heard, CarnelianClientError):
-                    yield heard
-                else:
-                    print(_line(heard, kind), end="", flush=True)
+                yield heard if isinstance(heard, CarnelianClientError) else _line(heard, kind)
 
 
 def _line(utterance: Utterance, kind: str) -> str:

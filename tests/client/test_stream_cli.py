@@ -8,6 +8,7 @@ import signal
 import struct
 import subprocess
 import sys
+from pathlib import Path
 
 import grpc
 import numpy as np
@@ -163,6 +164,21 @@ def test_what_failed_is_told_and_the_rest_is_printed(transcribe, endpoint, trito
     assert (status, out) == (1, f"{finals[1]}\n")
     assert err.startswith(f"carnelian-transcribe: {path}: live audio, from 1.")
     assert err.count("\n") == 1
+
+
+def test_an_output_that_cannot_be_written_ends_it(start, utterances, talk):
+    with Path("/dev/full").open("w") as full:
+        process = start(stdout=full, stderr=subprocess.PIPE)
+    _, err = process.communicate(growing(talk))
+    assert err == b"carnelian-transcribe: -: the standard output cannot be written: No space left on device\n"
+    assert process.returncode == 1
+
+
+def test_an_output_that_nobody_reads_ends_it_without_a_word(start, utterances, talk):
+    process = start(stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process.stdout.close()
+    _, err = process.communicate(growing(talk))
+    assert (process.returncode, err) == (1, b"")
 
 
 @pytest.mark.parametrize(
