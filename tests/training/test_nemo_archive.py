@@ -82,7 +82,8 @@ def test_zeros_by_the_megabyte_are_refused_before_they_are_read(tmp_path, conten
 
 
 @pytest.mark.parametrize(
-    ("content", "message"), [(b"no tar", "must be a whole tar archive"), (None, "must hold model_config")]
+    ("content", "message"),
+    [(b"no tar", "must be a whole tar archive.* not: [a-z ]+$"), (None, "must hold model_config")],
 )
 def test_other_files_are_refused(tmp_path, content, message):
     path = tmp_path / "x.nemo"

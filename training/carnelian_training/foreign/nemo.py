@@ -121,7 +121,8 @@ def read(path: Path) -> tuple[Options, dict[str, Tensor]]:
     except (tarfile.TarError, EOFError, OSError, zlib.error, lzma.LZMAError) as error:  # OSError: from bzip2
         if getattr(error, "errno", None) is not None:
             raise
-        raise CheckpointError(f"{path} must be a whole tar archive, as .nemo files are, but is not: {error}") from error
+        why = str(error).partition(":\n")[0]  # if it is no archive, a line for each compression would follow
+        raise CheckpointError(f"{path} must be a whole tar archive, as .nemo files are, but is not: {why}") from error
     for name in (CONFIG_FILE, WEIGHTS_FILE):
         if name not in parts:
             raise CheckpointError(f"{path} must hold {name}, but does not")
