@@ -231,23 +231,25 @@ class AsyncCarnelianClient:
         check_blocks(blocks, options)
         stream = Stream(rate, interim_s, pause_s, longest_piece_s)
 
-        async def hear(spans: Iterator[Span]) -> AsyncGenerator[Utterance | CarnelianClientError, None]:
-            async for span in _in_thread(spans):
-                outcome: Transcript | CarnelianClientError
-                try:
-                    outcome = await self.transcribe((span.samples, rate), model=model, timeout_s=timeout_s, **options)
-                except CarnelianClientError as error:
-                    outcome = error
-                if heard := stream.heard(span, outcome):
-                    yield heard
-
-        async def utterances() -> AsyncGenerator[Utterance | CarnelianClientError, None]:
+        async def spans() -> AsyncGenerator[Span, None]:
             async with aclosing(_iterate(blocks)) as source:
                 async for block in source:
-                    async for heard in hear(stream.add(block)):
+                    async for span in _in_thread(stream.add(block)):
+                        yield span
+            for span in stream.end():
+                yield span
+
+        async def utterances() -> AsyncGenerator[Utterance | CarnelianClientError, None]:
+            async with aclosing(spans()) as found:
+                async for span in found:
+                    outcome: Transcript | CarnelianClientError
+                    clip = (span.samples, rate)
+                    try:
+                        outcome = await self.transcribe(clip, model=model, timeout_s=timeout_s, **options)
+                    except CarnelianClientError as error:
+                        outcome = error
+                    if heard := stream.heard(span, outcome):
                         yield heard
-            async for heard in hear(stream.end()):
-                yield heard
 
         return utterances()
 

