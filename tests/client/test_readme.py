@@ -1,5 +1,7 @@
 import re
+import sys
 import textwrap
+import types
 from pathlib import Path
 
 import numpy as np
@@ -38,3 +40,32 @@ def test_the_example_for_long_recordings_runs(endpoint, tmp_path, monkeypatch, c
     words = capsys.readouterr().out.split()
     assert words[1] == "bytes"
     assert 70 > float(words[-1]) > 40
+
+
+class Microphone:
+    """Stands for sounddevice's, as there is none where tests run: calls back with one array for all blocks."""
+
+    def __init__(self, *, samplerate, blocksize, channels, dtype, callback):
+        assert (samplerate, channels, dtype) == (16_000, 1, "int16")
+        self.size, self.callback = blocksize, callback
+        self.buffer = np.zeros((blocksize, channels), dtype)
+
+    def __enter__(self):
+        for i in range(0, len(self.talk) // self.size * self.size, self.size):
+            self.buffer[:, 0] = self.talk[i : i + self.size]
+            self.callback(self.buffer, self.size, None, None)
+        self.callback(types.SimpleNamespace(copy=lambda: None), 0, None, None)  # ends the example's loop
+
+    def __exit__(self, *error):
+        pass
+
+
+def test_the_example_for_live_audio_runs(endpoint, says_how_long, talk, monkeypatch, capsys):
+    page = CLIENT / "docs" / "stream.md"
+    [code] = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    monkeypatch.setattr(Microphone, "talk", talk, raising=False)
+    monkeypatch.setitem(sys.modules, "sounddevice", types.SimpleNamespace(InputStream=Microphone))
+    exec(compile(code.replace("localhost:8001", endpoint.url), str(page), "exec"), {})
+    first, second = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(r"1\.\d s  4\d\d\d", first)
+    assert re.fullmatch(r"7\.\d s  \d\d\d\d", second)

@@ -287,6 +287,18 @@ def test_the_cost_of_cutting_recordings_is_that_of_the_raw_file():
     assert f"{raw['seconds']:.0f} s with {raw['words']:,} words" in page
 
 
+def test_the_cost_of_live_audio_is_that_of_the_raw_file():
+    page, raw = read("client/docs/stream.md"), json.loads(read("client/docs/stream.json"))
+    for row in raw["rows"]:
+        late = f"{row['late_median_s']:.2f} | {row['late_95_s']:.2f}"
+        assert statistics.median(row["late_s"]) == pytest.approx(row["late_median_s"], abs=0.001)
+        assert f"| {row['decoder']} | {row['mistakes_clips']} | {row['mistakes']} | {late} |" in page
+        assert f"{row['utterances']} utterances\nwith {row['interim']} interim results" in page
+    assert f"{raw['clips']} clips of strangers with {raw['words']:,} words" in page
+    assert f"{raw['pause_s']} s of that are the pause" in page
+    assert f"at most {100 * max(row['client_cores'] for row in raw['rows']):.0f} % of a core" in page
+
+
 def test_the_growth_of_memory_is_that_of_the_raw_file():
     samples = json.loads(read("perf/results/quartznet_demo_60000_memory.json"))["samples"]
     unique = [sum(p["uss"] for p in s["processes"].values()) / 2**20 for s in samples if s["requests"] % 10_000 == 0]

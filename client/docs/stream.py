@@ -1,0 +1,110 @@
+"""Measures live audio: python client/docs/stream.py MANIFEST.
+
+Joins the manifest's clips, all of 16 kHz, mono, with a second of silence between them, and transcribes them with the
+demo model: as the clips, and by `transcribe_stream` at the speed at which they were spoken. Writes stream.json beside
+this file and prints the table of stream.md.
+"""
+
+import json
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import soundfile
+from carnelian_client import CarnelianClient, Utterance
+from carnelian_client._stream import DEFAULT_PAUSE_S, MARGIN_S
+from carnelian_perf import raw_file
+from carnelian_perf.machine import measure_busy_cores
+from carnelian_serving.launcher import Server
+from carnelian_training.evaluation.evaluate import count_errors
+
+if TYPE_CHECKING:
+    from carnelian_client._stream import Block
+
+ROOT = Path(__file__).resolve().parents[2]
+RATE_HZ = 16_000
+BLOCK_S = 0.1
+DECODERS = ("greedy", "ngram")
+
+
+def main() -> None:
+    """Measure, write stream.json and print the table."""
+    manifest = Path(sys.argv[1])
+    busy, origin = measure_busy_cores(), raw_file.describe_origin()
+    lines = [json.loads(line) for line in manifest.read_text().splitlines()]
+    clips = []
+    for line in lines:
+        clip, rate = soundfile.read(manifest.parent / line["audio_filepath"], dtype="int16")
+        if rate != RATE_HZ or clip.ndim > 1:
+            sys.exit(f"{manifest} must name clips of 16 kHz, mono, but {line['audio_filepath']} is none")
+        clips.append(clip)
+    silence = np.zeros(RATE_HZ, np.int16)
+    samples = np.concatenate([part for clip in clips for part in (clip, silence)])
+    reference = " ".join(line["text"] for line in lines)
+    rows = []
+    with (
+        Server(ROOT / "model_repository", http_port=0, grpc_port=0, metrics_port=0) as server,
+        CarnelianClient(server.grpc_url) as client,
+    ):
+        for name in DECODERS:
+            transcripts = client.transcribe_many(
+                [(clip, RATE_HZ) for clip in clips], decoder=name, return_exceptions=False
+            )
+            mistakes = count_errors(reference, " ".join(transcript.text for transcript in transcripts))
+            rows.append({"decoder": name, "mistakes_clips": mistakes, **listen(client, samples, reference, name)})
+    result = {
+        **origin,
+        "command": "python client/docs/stream.py MANIFEST",
+        "others_busy_cores": busy,
+        "clips": len(lines),
+        "words": len(reference.split()),
+        "seconds": len(samples) / RATE_HZ,
+        "pause_s": DEFAULT_PAUSE_S,
+        "rows": rows,
+    }
+    raw_file.write(Path(__file__).with_suffix(".json"), result)
+    for row in rows:
+        shown = ("decoder", "mistakes_clips", "mistakes", "late_median_s", "late_95_s")
+        print("| " + " | ".join(str(row[name]) for name in shown) + " |")
+
+
+def listen(client: CarnelianClient, samples: "Block", reference: str, decoder: str) -> dict[str, Any]:
+    """Transcribe samples as fast as they are spoken; return how well, how late and at what cost in this process."""
+    began_s = time.monotonic()
+    cpu_s = time.process_time()
+    finals: list[Utterance] = []
+    late_s: list[float] = []
+    num_interim = 0
+    for heard in client.transcribe_stream(spoken(samples, began_s), RATE_HZ, decoder=decoder):
+        if not isinstance(heard, Utterance):
+            raise heard
+        if heard.is_final:
+            finals.append(heard)
+            late_s.append(time.monotonic() - began_s - (heard.end_s - MARGIN_S))
+        else:
+            num_interim += 1
+    return {
+        "mistakes": count_errors(reference, " ".join(each.transcript.text for each in finals)),
+        "utterances": len(finals),
+        "interim": num_interim,
+        "late_s": [round(each, 3) for each in late_s],
+        "late_median_s": round(statistics.median(late_s), 3),
+        "late_95_s": round(float(np.percentile(late_s, 95)), 3),
+        "client_cores": round((time.process_time() - cpu_s) / (len(samples) / RATE_HZ), 3),
+    }
+
+
+def spoken(samples: "Block", began_s: float) -> Iterator["Block"]:
+    """Yield samples in blocks, each when its last one has been spoken."""
+    size = round(BLOCK_S * RATE_HZ)
+    for end in range(size, len(samples) + size, size):
+        time.sleep(max(began_s + min(end, len(samples)) / RATE_HZ - time.monotonic(), 0))
+        yield samples[end - size : end]
+
+
+if __name__ == "__main__":
+    main()
