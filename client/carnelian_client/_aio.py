@@ -226,9 +226,12 @@ class AsyncCarnelianClient:
     ) -> AsyncGenerator[Utterance | CarnelianClientError, None]:
         """Transcribe audio while it arrives; see `CarnelianClient.transcribe_stream`. A thread looks for speech in it.
 
-        The iterable may be asynchronous, as one over the messages of a WebSocket.
+        The iterable may be asynchronous, as one over the messages of a WebSocket. While another waits for its next
+        block, the event loop stands still.
         """
-        check_blocks(blocks, options)
+        check_blocks(blocks, (Iterable, AsyncIterable), options)
+        self._settings.choose_model(model)
+        self._settings.deadline(timeout_s)
         stream = Stream(rate, interim_s, pause_s, longest_piece_s)
 
         async def spans() -> AsyncGenerator[Span, None]:

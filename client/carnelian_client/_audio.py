@@ -175,6 +175,10 @@ def check_samples(samples: npt.ArrayLike) -> npt.NDArray[np.number[Any]]:
     """
     import numpy as np
 
+    if isinstance(samples, (bytes, bytearray)):  # NumPy would take a bytearray for samples of 8 bits
+        raise InvalidAudio(
+            "samples must be an array, but are bytes; of 16 bits, make one by `numpy.frombuffer(data, '<i2')`"
+        )
     try:
         array = np.asarray(samples)
     except Exception as error:  # for example, of a tensor on a GPU; its class may be any

@@ -61,7 +61,8 @@ def transcribe(
         bool, typer.Option("--long", help="Files of any length: cut in their pauses, one file after the other.")
     ] = False,
     is_stream: Annotated[
-        bool, typer.Option("--stream", help="A file that is still being recorded, such as a pipe: print what is said.")
+        bool,
+        typer.Option("--stream", help="Audio that still arrives, through a pipe: print each utterance when it ends."),
     ] = False,
     longest_piece_s: Annotated[
         float | None,
@@ -84,7 +85,7 @@ def transcribe(
         ),
     ] = None,
     timeout_s: Annotated[
-        float, typer.Option("--timeout", help="Seconds for one file; with --long, for a piece of it.")
+        float, typer.Option("--timeout", help="Seconds for one file; with --long or --stream, for a piece of it.")
     ] = DEFAULT_TIMEOUT_S,
     concurrency: Annotated[int, typer.Option(min=1, help="Requests in flight at a time.")] = DEFAULT_CONCURRENCY,
     attempts: Annotated[
@@ -126,7 +127,9 @@ def transcribe(
     elif not (is_long or is_stream):
         raise typer.BadParameter("--longest-piece must come with --long or --stream: other files are sent whole")
     if is_stream and (len(files) > 1 or is_long or out is not None or kind not in ("text", "json")):
-        raise typer.BadParameter("--stream must have one file and print text or JSON, without --long, --out and others")
+        raise typer.BadParameter(
+            "--stream must have one file, and must come without --long, --out, and other formats than text and json"
+        )
     targets = _targets(files, out, kind)
     if STDIN in files and sys.stdin is None:
         raise typer.BadParameter("- must be the standard input, but it is closed")

@@ -294,7 +294,7 @@ class CarnelianClient:
                 if isinstance(heard, Utterance) and heard.is_final:
                     print(heard.start_s, heard.transcript.text)
 
-        Silero's detector of speech finds the utterances, on this side; silence between them is not sent. A final
+        Silero's voice activity detector finds the utterances, on this side; silence between them is not sent. A final
         result is what `transcribe` gives for the utterance's samples, or the error that it would raise, whose `clip`
         says when that was spoken. Interim results are the same for what there is of it; those that fail are left out.
 
@@ -302,8 +302,8 @@ class CarnelianClient:
         meanwhile, as a queue does that a microphone's callback fills.
 
         Args:
-            blocks: Samples as they come, [samples] or [samples, channels] of one of the types of `Audio`; best some
-                tenths of a second each.
+            blocks: Samples as they come, [samples] or [samples, channels] of one of the types of `Audio`; best of 0.05
+                to 0.2 s each.
             rate: Their sample rate in Hz.
             interim_s: An interim result comes after this many seconds of an utterance, and after as many more. It
                 comes later if the server is slow. None leaves them out.
@@ -320,8 +320,10 @@ class CarnelianClient:
             ValueError: an argument that cannot work.
             Exception: the iterable's own.
         """
-        check_blocks(blocks, options)
+        check_blocks(blocks, (Iterable,), options)
         self._check_open()
+        self._settings.choose_model(model)
+        self._settings.deadline(timeout_s)
         stream = Stream(rate, interim_s, pause_s, longest_piece_s)
 
         def spans() -> Iterator[Span]:

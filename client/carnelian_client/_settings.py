@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import uuid
-from collections.abc import AsyncIterable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from numbers import Real
 from os import PathLike
@@ -157,14 +157,15 @@ def check_many(clips: object, concurrency: int, options: DecodingOptions) -> Non
         raise ValueError(f"`concurrency` must be at least 1, but is {concurrency}.")
 
 
-def check_blocks(blocks: object, options: DecodingOptions) -> None:
+def check_blocks(blocks: object, kinds: tuple[type, ...], options: DecodingOptions) -> None:
     """Refuse arguments of `transcribe_stream` that cannot work.
 
     Raises:
-        TypeError: `blocks` is no iterable of blocks, or `options` has a `request_id`, which all requests would share.
+        TypeError: `blocks` is none of the `kinds` of iterables, or is a single block; or `options` has a `request_id`,
+            which all requests would share.
     """
     is_one = hasattr(blocks, "dtype") or isinstance(blocks, (str, bytes, bytearray, memoryview, tuple))
-    if is_one or not isinstance(blocks, (Iterable, AsyncIterable)):
+    if is_one or not isinstance(blocks, kinds):
         raise TypeError(f"`blocks` must be an iterable of arrays of samples, but is {type(blocks).__name__}.")
     if "request_id" in options:
         raise TypeError("`request_id` must be a single clip's, but would be that of all requests; leave it out.")

@@ -1,7 +1,7 @@
 """Live audio: its utterances are found as it arrives, and transcribed while they are spoken and when they have ended.
 
-Where an utterance begins and ends is decided here, by Silero's detector of speech alone, never by what the server
-understood or how long it took. So the same audio has the same utterances, however it arrives.
+Where an utterance begins and ends (endpointing) is decided here, by Silero's voice activity detector alone, never by
+what the server understood or how long it took. So the same audio has the same utterances, however it arrives.
 """
 
 from __future__ import annotations
@@ -26,14 +26,12 @@ DEFAULT_INTERIM_S = 1.0
 DEFAULT_PAUSE_S = 0.6
 PAUSE_RANGE_S = (0.1, 5)
 """Shorter ones are the closures of plosives."""
-MARGIN_S = 0.3
+SPEECH_PAD_S = 0.3
 """How much silence before and behind an utterance belongs to it, for the detector misses soft beginnings and ends."""
-BEGINS, GOES_ON = 0.5, 0.35
+BEGIN_THRESHOLD, END_THRESHOLD = 0.5, 0.35
 """The least probability of speech where an utterance begins, and where it goes on: what Silero proposes."""
 DETECTOR_RATE_HZ, DETECTOR_SAMPLES = 16_000, 512
 """The detector's sample rate, and how much it looks at at a time."""
-NOT_JUDGED_S = 0.1
-"""More than what has arrived and was not looked at, since it is less than that or still in the resampler."""
 REQUESTS_APART = 2
 """An interim result is asked for after this many times the time that the last request took, or later: a slow server
 is asked less often, and does not fall behind."""
@@ -66,9 +64,9 @@ class Stream:
         if interim_s is not None and not interim_s > 0:
             raise ValueError(f"`interim_s` must be above 0, or None for no interim results, but is {interim_s:g}.")
         self._interim_s = interim_s
-        self._longest = int((longest_s - NOT_JUDGED_S) * self._rate)
+        self._longest = int(longest_s * self._rate)
         self._pause = round(pause_s * self._rate)
-        self._margin = round(min(MARGIN_S, pause_s) * self._rate)
+        self._pad = round(min(SPEECH_PAD_S, pause_s) * self._rate)
         self._detector = _Detector(self._rate)
         self._index = 0
         self._request_s = 0.0
@@ -112,13 +110,15 @@ class Stream:
             apart_s = max(self._interim_s, REQUESTS_APART * self._request_s)
             if self._held_to - self._asked_to >= apart_s * self._rate:
                 self._asked_to = self._held_to
-                yield self._span(self._begin, self._held_to, is_final=False)
-        needed_from = self._judged_to - self._margin if self._begin is None else self._begin
+                yield self._span(self._begin, min(self._held_to, self._begin + self._longest), is_final=False)
+        needed_from = self._judged_to - self._pad if self._begin is None else self._begin
         while self._held and self._held_from + len(self._held[0]) <= needed_from:
             self._held_from += len(self._held.pop(0))
 
     def end(self) -> Iterator[Span]:
         """Yield the utterance that the end of the audio ends, if there is one."""
+        if self._begin is not None and self._held_to - self._begin > self._longest:  # by what was not judged yet
+            yield self._cut(self._begin)
         if self._begin is not None:
             yield self._final(self._begin, self._held_to)
 
@@ -134,20 +134,25 @@ class Stream:
     def _judge(self, start: int, end: int, probability: float) -> Iterator[Span]:
         """Go on by one chunk of the detector's; yield a span that ends in it."""
         if self._begin is None:
-            if probability < BEGINS:
+            if probability < BEGIN_THRESHOLD:
                 return
-            self._begin = self._asked_to = max(start - self._margin, self._final_to)
-        if probability >= GOES_ON:
+            self._begin = self._asked_to = max(start - self._pad, self._final_to)
+        if probability >= END_THRESHOLD:
             self._spoken_to = end
         elif end - self._spoken_to >= self._pause:
-            yield self._final(self._begin, self._spoken_to + self._margin)
+            yield self._final(self._begin, self._spoken_to + self._pad)
             self._begin = None
             return
         if end - self._begin > self._longest:
-            piece = self._samples(self._begin, self._begin + self._longest)
-            yield self._final(self._begin, self._begin + quietest_end(piece, self._rate))
-            self._begin = self._asked_to = self._final_to
-            self._spoken_to = max(self._spoken_to, self._begin)
+            yield self._cut(self._begin)
+
+    def _cut(self, begin: int) -> Span:
+        """End an utterance that is too long; what was spoken behind the cut begins the next one."""
+        span = self._final(begin, begin + quietest_end(self._samples(begin, begin + self._longest), self._rate))
+        self._begin = self._asked_to = self._final_to
+        if self._spoken_to <= self._final_to:
+            self._begin = None
+        return span
 
     def _final(self, begin: int, end: int) -> Span:
         span = self._span(begin, end, is_final=True)
@@ -161,12 +166,14 @@ class Stream:
     def _samples(self, begin: int, end: int) -> Block:
         import numpy as np
 
-        self._held = [np.concatenate(self._held)]
-        return self._held[0][begin - self._held_from : end - self._held_from]
+        # Nothing before is needed any more, and would be copied again and again while somebody speaks.
+        self._held = [np.concatenate(self._held)[begin - self._held_from :]]
+        self._held_from = begin
+        return self._held[0][: end - begin]
 
 
 class _Detector:
-    """Silero's detector of speech, for audio of any rate and number of channels."""
+    """Silero's voice activity detector, for audio of any rate and number of channels."""
 
     def __init__(self, rate: int) -> None:
         try:

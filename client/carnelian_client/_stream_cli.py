@@ -8,6 +8,7 @@ import shutil
 import signal
 import sys
 import threading
+import unicodedata
 from collections.abc import Iterator
 from itertools import chain
 from queue import Empty, Queue
@@ -54,7 +55,12 @@ def tell_stream(
             rate, _ = first
             blocks = (block for _, block in chain([first], arriving))
             for heard in client.transcribe_stream(blocks, rate, longest_piece_s=longest_piece_s, **options):
-                yield heard if isinstance(heard, CarnelianClientError) else _line(heard, kind)
+                if not isinstance(heard, CarnelianClientError):
+                    yield _line(heard, kind)
+                    continue
+                if sys.stdout.isatty():
+                    yield CLEAR_LINE
+                yield heard
 
 
 def _line(utterance: Utterance, kind: str) -> str:
@@ -73,7 +79,15 @@ def _line(utterance: Utterance, kind: str) -> str:
     if not sys.stdout.isatty():
         return final
     width = shutil.get_terminal_size().columns - 1  # a line that went on in the next one could not be cleared
-    return CLEAR_LINE + (final if utterance.is_final else transcript.text[-width:])
+    return CLEAR_LINE + (final if utterance.is_final else _last_cells(transcript.text, width))
+
+
+def _last_cells(text: str, width: int) -> str:
+    """Return the end of a text that fits into so many cells of a terminal, of which some scripts take two a letter."""
+    start = len(text)
+    while start and (width := width - 1 - (unicodedata.east_asian_width(text[start - 1]) in "WF")) >= 0:
+        start -= 1
+    return text[start:]
 
 
 @contextlib.contextmanager
@@ -81,13 +95,15 @@ def _first_ctrl_c() -> Iterator[threading.Event]:
     """Make the first Ctrl-C set an event, unless all are ignored."""
     happened = threading.Event()
     before = signal.getsignal(signal.SIGINT)
+    if before is not signal.default_int_handler:
+        yield happened
+        return
 
     def stop(number: int, frame: FrameType | None) -> None:
         happened.set()
         signal.signal(number, before)
 
-    if before is signal.default_int_handler:
-        signal.signal(signal.SIGINT, stop)
+    signal.signal(signal.SIGINT, stop)
     try:
         yield happened
     finally:
@@ -95,26 +111,36 @@ def _first_ctrl_c() -> Iterator[threading.Event]:
 
 
 def _read_ahead(file: BinaryIO, is_over: threading.Event) -> Iterator[tuple[int, Block]]:
-    """Read a file in a thread, and yield the sample rate with each block until the event is set."""
+    """Read a file in a thread, and yield the sample rate with each block that is read before the event is set."""
     arrived: Queue[tuple[int, Block] | None] = Queue(MAX_BLOCKS_AHEAD)
 
     def read() -> None:
         try:
             for block in _blocks(file):
                 arrived.put(block)
+                if is_over.is_set():
+                    break
         finally:
             arrived.put(None)
 
     reading = _threads.start(read)
-    while not is_over.is_set():
-        with contextlib.suppress(Empty):
-            if (block := arrived.get(timeout=CTRL_C_HEARD_S)) is None:
-                return reading.result()
-            yield block
+    while True:
+        try:
+            block = arrived.get(timeout=CTRL_C_HEARD_S)
+        except Empty:
+            if is_over.is_set():  # the thread waits for a recorder that writes nothing
+                return
+            continue
+        if block is None:
+            return reading.result()
+        yield block
 
 
 def _blocks(file: BinaryIO) -> Iterator[tuple[int, Block]]:
-    import soundfile
+    try:
+        import soundfile
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError("live audio is read by soundfile; install it with: pip install soundfile") from error
 
     try:
         with soundfile.SoundFile(file.fileno(), closefd=False) as source:

@@ -1,5 +1,6 @@
 """`carnelian-transcribe --stream`: what is printed of audio that comes through a pipe, and when."""
 
+import fcntl
 import functools
 import json
 import os
@@ -8,6 +9,9 @@ import signal
 import struct
 import subprocess
 import sys
+import termios
+import threading
+import time
 from pathlib import Path
 
 import grpc
@@ -16,6 +20,7 @@ import pytest
 import soundfile
 from carnelian_client import Utterance
 from carnelian_client.__main__ import main
+from carnelian_client._stream_cli import _last_cells
 
 RATE = 16_000
 COMMAND = [sys.executable, "-m", "carnelian_client", "--stream"]
@@ -68,6 +73,11 @@ def growing(samples):
     return b"RIFF\xff\xff\xff\xffWAVEfmt " + struct.pack("<I", 16) + fmt + b"data\xff\xff\xff\xff" + samples.tobytes()
 
 
+def bytes_in(pipe):
+    """How much of what was written to a pipe was not read yet."""
+    return int.from_bytes(fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)), sys.byteorder)
+
+
 def final_lines(utterances):
     return "".join(f"{each.transcript.text}\n" for each in utterances if each.is_final)
 
@@ -97,17 +107,39 @@ def test_an_utterance_is_printed_while_the_audio_goes_on(start, utterances, talk
     assert process.poll() is None
 
 
-def test_the_first_ctrl_c_ends_the_audio_and_nothing_that_was_said_is_lost(start, utterances, talk):
-    finals = [each for each in utterances if each.is_final]
-    process = start("--json", stdout=subprocess.PIPE)
-    process.stdin.write(growing(talk[: round(finals[1].end_s * RATE) - RATE]))
+def test_the_first_ctrl_c_ends_the_audio_and_nothing_that_was_read_is_lost(start, triton, utterances, talk):
+    may_answer, answer = threading.Event(), triton.answer
+
+    def wait_and_answer(request, context):
+        may_answer.wait(timeout=60)
+        return answer(request, context)
+
+    triton.requests.clear()
+    triton.answer = wait_and_answer
+    first, second = (each for each in utterances if each.is_final)
+    said_s = second.end_s - 1
+    process = start(stdout=subprocess.PIPE)
+    process.stdin.write(growing(talk[: round(said_s * RATE)]))
     process.stdin.flush()
-    for line in process.stdout:
-        if json.loads(line)["utterance"] == 1:
-            break
+    while not triton.requests or bytes_in(process.stdin):
+        time.sleep(0.01)
+        assert process.poll() is None
     process.send_signal(signal.SIGINT)
-    *_, last = process.stdout
-    assert json.loads(last)["is_final"]
+    may_answer.set()
+    out, _ = process.communicate()
+    before, last = out.decode().splitlines()
+    assert before == first.transcript.text
+    assert 1000 * (said_s - second.start_s) - 200 < int(last) <= 1000 * (said_s - second.start_s)
+    assert process.returncode == 0
+
+
+def test_ctrl_c_ends_a_command_whose_recorder_is_silent(start):
+    process = start(stdout=subprocess.PIPE)
+    process.stdin.write(growing(np.zeros(RATE, np.int16)))
+    process.stdin.flush()
+    while bytes_in(process.stdin):
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
     assert process.wait() == 0
 
 
@@ -117,6 +149,7 @@ def test_a_second_ctrl_c_ends_the_program(start, triton, late, talk):
     process.stdin.write(growing(talk))
     process.stdin.flush()
     while not triton.requests:
+        time.sleep(0.01)
         assert process.poll() is None
     process.send_signal(signal.SIGINT)
     while process.poll() is None:
@@ -127,6 +160,7 @@ def test_a_second_ctrl_c_ends_the_program(start, triton, late, talk):
 def test_a_terminal_shows_what_is_not_final_yet(start, utterances, talk):
     ours, theirs = pty.openpty()
     process = start(stdout=theirs, env={**os.environ, "COLUMNS": "4", "LINES": "24"})
+    os.close(theirs)  # so that reading ends with the command
     process.stdin.write(growing(talk))
     process.stdin.close()
     shown = b""
@@ -139,7 +173,35 @@ def test_a_terminal_shows_what_is_not_final_yet(start, utterances, talk):
         assert interim
         assert all(len(text) == 3 for text in interim)
     os.close(ours)
+
+
+def test_on_a_terminal_an_error_has_a_line_of_its_own(start, triton, utterances, talk):
+    answer = triton.answer
+
+    def fail_at_the_end(request, context):
+        said = answer(request, context)
+        if int(said["text"]) > 4000:
+            context.abort(grpc.StatusCode.INTERNAL, "no")
+        return said
+
+    triton.answer = fail_at_the_end
+    ours, theirs = pty.openpty()
+    process = start(stdout=theirs, stderr=theirs)
     os.close(theirs)
+    process.stdin.write(growing(talk))
+    process.stdin.close()
+    shown = b""
+    while b"INTERNAL]" not in shown:
+        shown += os.read(ours, 1000)
+    assert b"\r\x1b[Kcarnelian-transcribe: -: live audio, from 1." in shown
+    os.close(ours)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"), [("abc", "abc"), ("abcdef", "bcdef"), ("\u4f60\u597d\u5417", "\u597d\u5417"), ("", "")]
+)
+def test_the_last_cells_of_a_line_are_shown(text, shown):
+    assert _last_cells(text, 5) == shown
 
 
 def test_a_file_is_read_as_a_pipe_is(transcribe, endpoint, utterances, talk, tmp_path):
