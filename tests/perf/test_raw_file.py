@@ -53,9 +53,13 @@ def test_it_is_read_and_written_as_it_was(path, tmp_path):
 @pytest.mark.parametrize("path", ONE_OF_EACH, ids=lambda path: path.stem)
 def test_a_key_that_is_not_its_own_is_refused(path, tmp_path):
     content = json.loads(path.read_text())
-    (tmp_path / "raw.json").write_text(json.dumps(content | {"colour": "red"}))
-    with pytest.raises(ValueError, match="but is not: colour: "):
-        class_of(content).read(tmp_path / "raw.json")
+    parts = {"": content} | {f"{name}.": content[name] for name in ("plan", "speech", "traffic") if name in content}
+    for name, part in parts.items():
+        part["colour"] = "red"
+        (tmp_path / "raw.json").write_text(json.dumps(content))
+        with pytest.raises(ValueError, match=f"but is not: {name}colour: "):
+            class_of(content).read(tmp_path / "raw.json")
+        del part["colour"]
 
 
 class AskedError(Exception):
