@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ._audio import check_rate, check_samples
 from ._errors import CarnelianClientError, InvalidAudio
-from ._long import check_longest_piece, quietest_end
+from ._long import PIECE_ADVICE, check_longest_piece, quietest_end
 from ._types import Transcript, Utterance, later, transcript_from_result
 
 if TYPE_CHECKING:
@@ -129,6 +129,8 @@ class Stream:
             transcript = transcript_from_result(later(outcome.raw, span.start_s), outcome.request_id)
             return Utterance(span.index, span.start_s, span.end_s, span.is_final, transcript)
         outcome.clip = f"live audio, from {span.start_s:.1f} to {span.end_s:.1f} s"
+        if outcome.size_advice:  # it is of whole clips
+            outcome.size_advice = PIECE_ADVICE
         return outcome if span.is_final else None
 
     def _judge(self, start: int, end: int, probability: float) -> Iterator[Span]:

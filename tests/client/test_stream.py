@@ -210,6 +210,12 @@ def test_an_utterance_that_fails_is_an_error_in_its_place_and_the_next_ones_go_o
     assert (second.index, second.is_final) == (1, True)
 
 
+def test_an_utterance_that_is_too_long_for_the_server_may_be_shorter(client, triton, says_how_long, talk):
+    triton.script = [("INVALID_ARGUMENT", "in ensemble 'm', too long: a clip must be at most 1 s long, but has 4 s")]
+    error, _ = client.transcribe_stream(blocks_of(talk), RATE, interim_s=None)
+    assert "let pieces be shorter (`longest_piece_s`" in str(error)
+
+
 def test_interim_results_that_fail_are_left_out(client, triton, says_how_long, talk):
     triton.script = [*[BUSY] * 4, ("INVALID_ARGUMENT", "no"), ("INTERNAL", "no")]
     heard = list(client.transcribe_stream(blocks_of(talk), RATE))
