@@ -235,10 +235,15 @@ class AsyncCarnelianClient:
         stream = Stream(rate, interim_s, pause_s, longest_piece_s)
 
         async def spans() -> AsyncGenerator[Span, None]:
-            async with aclosing(_iterate(blocks)) as source:
-                async for block in source:
-                    async for span in _in_thread(stream.add(block)):
-                        yield span
+            try:
+                async with aclosing(_iterate(blocks)) as source:
+                    async for block in source:
+                        async for span in _in_thread(stream.add(block)):
+                            yield span
+            except Exception:
+                for span in stream.end():
+                    yield span
+                raise
             for span in stream.end():
                 yield span
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias, cast
 import typer
 
 from ._audio import read_all
-from ._errors import CarnelianClientError, InvalidAudio
+from ._errors import CarnelianClientError
 from ._formats import ctm_name, render
 from ._long import DEFAULT_LONGEST_S, check_longest_piece
 from ._retry import DEFAULT_ATTEMPTS, RetryPolicy
@@ -185,8 +185,11 @@ def _transcribe_stream(
     client: CarnelianClient, file: str, kind: str, longest_piece_s: float, options: DecodingOptions
 ) -> Iterator[str]:
     try:
-        with contextlib.nullcontext(sys.stdin.buffer) if file == STDIN else open(file, "rb") as source:  # noqa: PTH123
-            for told in tell_stream(client, source, kind, longest_piece_s, options):
+        with (
+            contextlib.nullcontext(sys.stdin.buffer) if file == STDIN else open(file, "rb") as source,  # noqa: PTH123
+            contextlib.closing(tell_stream(client, source, kind, longest_piece_s, options)) as lines,
+        ):
+            for told in lines:
                 if isinstance(told, CarnelianClientError):
                     yield _name_once(file, told)
                 elif failure := _print(told, file):
@@ -194,7 +197,7 @@ def _transcribe_stream(
                     return
     except BrokenPipeError:  # nobody reads on
         raise
-    except (InvalidAudio, ModuleNotFoundError, OSError) as error:
+    except (CarnelianClientError, ModuleNotFoundError, OSError) as error:
         yield _name_once(file, error)
 
 

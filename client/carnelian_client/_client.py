@@ -314,11 +314,12 @@ class CarnelianClient:
             **options: See `DecodingOptions`.
 
         Raises:
+            AccessDenied, InvalidOption, ModelNotFound: as `transcribe` raises them, with the first result.
             InvalidAudio: a block is no audio, or of another type than the one before; or the rate is none.
             ModuleNotFoundError: the extra `live` is not installed.
             TypeError: `blocks` is no iterable of blocks.
             ValueError: an argument that cannot work.
-            Exception: the iterable's own.
+            Exception: the iterable's own, after a final result for what it gave before.
         """
         check_blocks(blocks, (Iterable,), options)
         self._check_open()
@@ -327,8 +328,12 @@ class CarnelianClient:
         stream = Stream(rate, interim_s, pause_s, longest_piece_s)
 
         def spans() -> Iterator[Span]:
-            for block in blocks:
-                yield from stream.add(block)
+            try:
+                for block in blocks:
+                    yield from stream.add(block)
+            except Exception:  # what was said before is told before
+                yield from stream.end()
+                raise
             yield from stream.end()
 
         def utterances() -> Generator[Utterance | CarnelianClientError, None, None]:

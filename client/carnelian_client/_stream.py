@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ._audio import check_rate, check_samples
-from ._errors import CarnelianClientError, InvalidAudio
+from ._errors import AccessDenied, CarnelianClientError, InvalidAudio, InvalidOption, ModelNotFound
 from ._long import PIECE_ADVICE, check_longest_piece, quietest_end
 from ._types import Transcript, Utterance, later, transcript_from_result
 
@@ -123,7 +123,11 @@ class Stream:
             yield self._final(self._begin, self._held_to)
 
     def heard(self, span: Span, outcome: Transcript | CarnelianClientError) -> Utterance | CarnelianClientError | None:
-        """Return what is known of a span's utterance, or why nothing is; nothing if a later result will tell."""
+        """Return what is known of a span's utterance, or why nothing is; nothing if a later result will tell.
+
+        Raises:
+            CarnelianClientError: the outcome, if all later ones would be the same.
+        """
         self._request_s = time.monotonic() - span.asked_s
         if isinstance(outcome, Transcript):
             transcript = transcript_from_result(later(outcome.raw, span.start_s), outcome.request_id)
@@ -131,6 +135,8 @@ class Stream:
         outcome.clip = f"live audio, from {span.start_s:.1f} to {span.end_s:.1f} s"
         if outcome.size_advice:  # it is of whole clips
             outcome.size_advice = PIECE_ADVICE
+        if isinstance(outcome, (AccessDenied, InvalidOption, ModelNotFound)):
+            raise outcome
         return outcome if span.is_final else None
 
     def _judge(self, start: int, end: int, probability: float) -> Iterator[Span]:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import shutil
 import signal
 import sys
 import threading
+import time
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import closing, contextmanager, suppress
 from itertools import chain
 from queue import Empty, Queue
 from types import FrameType
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from . import _threads
 from ._errors import CarnelianClientError, InvalidAudio
+from ._stream import DEFAULT_INTERIM_S
 
 if TYPE_CHECKING:
     from ._client import CarnelianClient
@@ -26,16 +28,18 @@ if TYPE_CHECKING:
 BLOCK_S = 0.1
 MAX_BLOCKS_AHEAD = 600
 """How much is read while the server is busy, a minute: a recorder that has to wait loses what is said."""
-CTRL_C_HEARD_S = 0.2
+SIGNAL_HEARD_S = 0.2
+LEFT_BEHIND_S = 1.0
 CLEAR_LINE = "\r\x1b[K"
 
 
 def tell_stream(
     client: CarnelianClient, file: BinaryIO, kind: str, longest_piece_s: float, options: DecodingOptions
-) -> Iterator[str | CarnelianClientError]:
+) -> Generator[str | CarnelianClientError, None, None]:
     """Yield what to print of each utterance of a file or pipe while it is read, or the error of one that failed.
 
-    The first Ctrl-C ends the audio, and a second one the program.
+    The first Ctrl-C or SIGTERM ends the audio, and a second one the program. Interim results are asked for only where
+    they are shown.
 
     Args:
         client: Who transcribes.
@@ -47,14 +51,19 @@ def tell_stream(
 
     Raises:
         InvalidAudio: libsndfile cannot read the file, or it has no samples.
+        CarnelianClientError: what `CarnelianClient.transcribe_stream` raises.
         ModuleNotFoundError: soundfile or the extra `live` is not installed.
     """
-    with _first_ctrl_c() as is_over:
-        arriving = _read_ahead(file, is_over)
+    is_shown = kind == "json" or sys.stdout.isatty()
+    interim_s = DEFAULT_INTERIM_S if is_shown else None
+    with _first_signal() as is_over, closing(_Reader(file, is_over)) as reader:
+        arriving = reader.blocks()
         for first in arriving:
             rate, _ = first
             blocks = (block for _, block in chain([first], arriving))
-            for heard in client.transcribe_stream(blocks, rate, longest_piece_s=longest_piece_s, **options):
+            for heard in client.transcribe_stream(
+                blocks, rate, interim_s=interim_s, longest_piece_s=longest_piece_s, **options
+            ):
                 if not isinstance(heard, CarnelianClientError):
                     yield _line(heard, kind)
                     continue
@@ -90,50 +99,68 @@ def _last_cells(text: str, width: int) -> str:
     return text[start:]
 
 
-@contextlib.contextmanager
-def _first_ctrl_c() -> Iterator[threading.Event]:
-    """Make the first Ctrl-C set an event, unless all are ignored."""
+@contextmanager
+def _first_signal() -> Iterator[threading.Event]:
+    """Make the first Ctrl-C or SIGTERM set an event, where such a signal would end the program."""
     happened = threading.Event()
-    before = signal.getsignal(signal.SIGINT)
-    if before is not signal.default_int_handler:
-        yield happened
-        return
+    usual = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+    heeded = {number: handler for number, handler in usual.items() if signal.getsignal(number) is handler}
 
     def stop(number: int, frame: FrameType | None) -> None:
         happened.set()
-        signal.signal(number, before)
+        for each, handler in heeded.items():
+            signal.signal(each, handler)
 
-    signal.signal(signal.SIGINT, stop)
+    for number in heeded:
+        signal.signal(number, stop)
     try:
         yield happened
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in heeded.items():
+            signal.signal(number, handler)
 
 
-def _read_ahead(file: BinaryIO, is_over: threading.Event) -> Iterator[tuple[int, Block]]:
-    """Read a file in a thread, and yield the sample rate with each block that is read before the event is set."""
-    arrived: Queue[tuple[int, Block] | None] = Queue(MAX_BLOCKS_AHEAD)
+class _Reader:
+    """Reads a file in a thread until an event is set."""
 
-    def read() -> None:
+    def __init__(self, file: BinaryIO, is_over: threading.Event) -> None:
+        self._file = file
+        self._is_over = is_over
+        self._arrived: Queue[tuple[int, Block] | None] = Queue(MAX_BLOCKS_AHEAD)
+        self._reading = _threads.start(self._read)
+
+    def blocks(self) -> Iterator[tuple[int, Block]]:
+        """Yield the sample rate with each block, as they arrive."""
+        while True:
+            try:
+                block = self._arrived.get(timeout=SIGNAL_HEARD_S)
+            except Empty:
+                if self._is_over.is_set():  # the thread waits for a recorder that writes nothing
+                    return
+                continue
+            if block is None:
+                return self._reading.result()
+            yield block
+
+    def close(self) -> None:
+        """Wait for the thread: one that comes back from libsndfile while Python ends would crash it.
+
+        The thread of a recorder that writes nothing is left behind.
+        """
+        self._is_over.set()
+        deadline_s = time.monotonic() + LEFT_BEHIND_S
+        while not self._reading.done() and time.monotonic() < deadline_s:
+            with suppress(Empty):
+                self._arrived.get(timeout=BLOCK_S)
+
+    def _read(self) -> None:
         try:
-            for block in _blocks(file):
-                arrived.put(block)
-                if is_over.is_set():
+            for block in _blocks(self._file):
+                self._arrived.put(block)
+                if self._is_over.is_set():
                     break
         finally:
-            arrived.put(None)
-
-    reading = _threads.start(read)
-    while True:
-        try:
-            block = arrived.get(timeout=CTRL_C_HEARD_S)
-        except Empty:
-            if is_over.is_set():  # the thread waits for a recorder that writes nothing
-                return
-            continue
-        if block is None:
-            return reading.result()
-        yield block
+            self._arrived.put(None)
 
 
 def _blocks(file: BinaryIO) -> Iterator[tuple[int, Block]]:
@@ -142,15 +169,19 @@ def _blocks(file: BinaryIO) -> Iterator[tuple[int, Block]]:
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError("live audio is read by soundfile; install it with: pip install soundfile") from error
 
+    num_blocks = 0
     try:
         with soundfile.SoundFile(file.fileno(), closefd=False) as source:
-            if not source.frames:
-                raise InvalidAudio("no samples, or none that its header counts; it must count too many while it grows")
+            if "ADPCM" in source.subtype and not source.seekable():
+                raise InvalidAudio(f"{source.subtype} cannot be read from a pipe, whose end libsndfile does not notice")
             size = max(round(BLOCK_S * source.samplerate), 1)
             dtype = "int16" if source.subtype == "PCM_16" else "float32"
             while len(block := source.read(size, dtype)):
                 yield source.samplerate, block
+                num_blocks += 1
     except soundfile.LibsndfileError as error:
         raise InvalidAudio(
             f"libsndfile cannot read it as it comes ({error.error_string}); write WAV, as `ffmpeg -f wav -` does"
         ) from error
+    if not num_blocks:
+        raise InvalidAudio("no samples, or none that its header counts; it must count too many while it grows")

