@@ -252,8 +252,10 @@ def test_an_output_that_cannot_be_written_ends_it(start, utterances, talk):
     with Path("/dev/full").open("w") as full:
         process = start(stdout=full, stderr=subprocess.PIPE)
     _, err = process.communicate(growing(talk))
-    assert err == b"carnelian-transcribe: -: the standard output cannot be written: No space left on device\n"
-    assert process.returncode == 1
+    first, *_ = err.decode().splitlines()  # Python may tell by itself that it could not flush it at the end
+    assert first == "carnelian-transcribe: -: the standard output cannot be written: No space left on device"
+    assert b"Traceback" not in err
+    assert process.returncode > 0
 
 
 def test_an_output_that_nobody_reads_ends_it_without_a_word(start, utterances, talk):
