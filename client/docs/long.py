@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import soundfile
 from carnelian_client import CarnelianClient
 from carnelian_client._long import Recording
@@ -26,16 +27,9 @@ EVERY_S = (20, 30, 50)
 
 def main() -> None:
     """Measure, write long.json and print the table."""
-    manifest = Path(sys.argv[1])
     busy, origin = measure_busy_cores(), raw_file.describe_origin()
-    lines = [json.loads(line) for line in manifest.read_text().splitlines()]
-    clips = []
-    for line in lines:
-        clip, rate = soundfile.read(manifest.parent / line["audio_filepath"], dtype="int16")
-        if rate != RATE_HZ or clip.ndim > 1:
-            sys.exit(f"{manifest} must name clips of 16 kHz, mono, but {line['audio_filepath']} is none")
-        clips.append(clip)
-    samples, reference = np.concatenate(clips), " ".join(line["text"] for line in lines)
+    clips, reference = read_clips(Path(sys.argv[1]))
+    samples = np.concatenate(clips)
     recording = (samples, RATE_HZ)
     pieces = {"the clips themselves": clips}
     pieces |= {f"every {s} s": np.split(samples, range(s * RATE_HZ, len(samples), s * RATE_HZ)) for s in EVERY_S}
@@ -59,7 +53,7 @@ def main() -> None:
         **origin,
         "command": "python client/docs/long.py MANIFEST",
         "others_busy_cores": busy,
-        "clips": len(lines),
+        "clips": len(clips),
         "words": len(reference.split()),
         "seconds": len(samples) / RATE_HZ,
         "rows": rows,
@@ -67,6 +61,18 @@ def main() -> None:
     raw_file.write(Path(__file__).with_suffix(".json"), result)
     for row in rows:
         print("| " + " | ".join(map(str, row.values())) + " |")
+
+
+def read_clips(manifest: Path) -> tuple[list[npt.NDArray[np.int16]], str]:
+    """Return the clips of a manifest, [samples] each, and their texts in a row; end if they are of another form."""
+    lines = [json.loads(line) for line in manifest.read_text().splitlines()]
+    clips = []
+    for line in lines:
+        clip, rate = soundfile.read(manifest.parent / line["audio_filepath"], dtype="int16")
+        if rate != RATE_HZ or clip.ndim > 1:
+            sys.exit(f"{manifest} must name clips of 16 kHz, mono, but {line['audio_filepath']} is none")
+        clips.append(clip)
+    return clips, " ".join(line["text"] for line in lines)
 
 
 if __name__ == "__main__":

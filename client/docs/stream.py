@@ -5,7 +5,6 @@ demo model: as the clips, and by `transcribe_stream` at the speed at which they 
 same time. Writes stream.json beside this file and prints the table of stream.md.
 """
 
-import json
 import statistics
 import sys
 import time
@@ -15,37 +14,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import soundfile
 from carnelian_client import CarnelianClient, Utterance
 from carnelian_client._stream import DEFAULT_PAUSE_S, SPEECH_PAD_S
 from carnelian_perf import raw_file
 from carnelian_perf.machine import measure_busy_cores
 from carnelian_serving.launcher import Server
 from carnelian_training.evaluation.evaluate import count_errors
+from long import DECODERS, RATE_HZ, ROOT, read_clips
 
 if TYPE_CHECKING:
     from carnelian_client._stream import Block
 
-ROOT = Path(__file__).resolve().parents[2]
-RATE_HZ = 16_000
 BLOCK_S = 0.1
-DECODERS = ("greedy", "ngram")
 
 
 def main() -> None:
     """Measure, write stream.json and print the table."""
-    manifest = Path(sys.argv[1])
     busy, origin = measure_busy_cores(), raw_file.describe_origin()
-    lines = [json.loads(line) for line in manifest.read_text().splitlines()]
-    clips = []
-    for line in lines:
-        clip, rate = soundfile.read(manifest.parent / line["audio_filepath"], dtype="int16")
-        if rate != RATE_HZ or clip.ndim > 1:
-            sys.exit(f"{manifest} must name clips of 16 kHz, mono, but {line['audio_filepath']} is none")
-        clips.append(clip)
+    clips, reference = read_clips(Path(sys.argv[1]))
     silence = np.zeros(RATE_HZ, np.int16)
     samples = np.concatenate([part for clip in clips for part in (clip, silence)])
-    reference = " ".join(line["text"] for line in lines)
     rows = []
     with (
         Server(ROOT / "model_repository", http_port=0, grpc_port=0, metrics_port=0) as server,
@@ -65,7 +53,7 @@ def main() -> None:
         **origin,
         "command": "python client/docs/stream.py MANIFEST",
         "others_busy_cores": busy,
-        "clips": len(lines),
+        "clips": len(clips),
         "words": len(reference.split()),
         "seconds": len(samples) / RATE_HZ,
         "pause_s": DEFAULT_PAUSE_S,
