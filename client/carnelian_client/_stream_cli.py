@@ -58,18 +58,19 @@ def tell_stream(
     interim_s = DEFAULT_INTERIM_S if is_shown else None
     with _first_signal() as is_over, closing(_Reader(file, is_over)) as reader:
         arriving = reader.blocks()
-        for first in arriving:
-            rate, _ = first
-            blocks = (block for _, block in chain([first], arriving))
-            for heard in client.transcribe_stream(
-                blocks, rate, interim_s=interim_s, longest_piece_s=longest_piece_s, **options
-            ):
-                if not isinstance(heard, CarnelianClientError):
-                    yield _line(heard, kind)
-                    continue
-                if sys.stdout.isatty():
-                    yield CLEAR_LINE
-                yield heard
+        if (first := next(arriving, None)) is None:
+            return
+        rate, _ = first
+        blocks = (block for _, block in chain([first], arriving))
+        for heard in client.transcribe_stream(
+            blocks, rate, interim_s=interim_s, longest_piece_s=longest_piece_s, **options
+        ):
+            if not isinstance(heard, CarnelianClientError):
+                yield _line(heard, kind)
+                continue
+            if sys.stdout.isatty():
+                yield CLEAR_LINE
+            yield heard
 
 
 def _line(utterance: Utterance, kind: str) -> str:
