@@ -12,7 +12,7 @@ from ._audio import describe_audio
 from ._client import Outcome
 from ._errors import CarnelianClientError, ModelNotReady, TransportError, about
 from ._long import DEFAULT_LONGEST_S, Recording
-from ._retry import RetryPolicy, retry_arguments
+from ._retry import ONCE, RetryPolicy, retry_arguments
 from ._settings import (
     DEFAULT_CONCURRENCY,
     DEFAULT_MODEL,
@@ -86,24 +86,7 @@ class AsyncCarnelianClient:
 
         `asyncio.run` waits for that thread before it ends: for ever, if the clip is a pipe that nobody writes to.
         """
-        import tenacity
-
-        transport = self._transport()
-        deadline = self._settings.deadline(timeout_s)
-        model = self._settings.choose_model(model)
-        reading = asyncio.create_task(
-            asyncio.to_thread(self._settings.request, audio, model, request_id, options, deadline)
-        )
-        with about(describe_audio(audio), model, request_id):
-            try:  # not `wait_for`, which before Python 3.12 can lose a cancellation
-                await asyncio.wait({reading}, timeout=deadline.left_s)
-            finally:
-                is_late = reading.cancel()
-            if is_late:
-                raise deadline.error(", or leave threads of the event loop's executor free")
-            request = await reading
-        retrying = tenacity.AsyncRetrying(sleep=self._wait, **retry_arguments(self._settings.retry, deadline))
-        return await retrying(transport.infer, request, deadline)
+        return await self._transcribe(audio, model, timeout_s, request_id, options, self._settings.retry)
 
     @overload
     def transcribe_many(
@@ -251,9 +234,9 @@ class AsyncCarnelianClient:
             async with aclosing(spans()) as found:
                 async for span in found:
                     outcome: Transcript | CarnelianClientError
-                    clip = (span.samples, rate)
+                    retry = self._settings.retry if span.is_final else ONCE
                     try:
-                        outcome = await self.transcribe(clip, model=model, timeout_s=timeout_s, **options)
+                        outcome = await self._transcribe((span.samples, rate), model, timeout_s, None, options, retry)
                     except CarnelianClientError as error:
                         outcome = error
                     if heard := stream.heard(span, outcome):
@@ -299,6 +282,34 @@ class AsyncCarnelianClient:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._settings.url!r}, model={self._settings.model!r})"
+
+    async def _transcribe(
+        self,
+        audio: Audio,
+        model: str | None,
+        timeout_s: float | None,
+        request_id: str | None,
+        options: DecodingOptions,
+        retry: RetryPolicy,
+    ) -> Transcript:
+        import tenacity
+
+        transport = self._transport()
+        deadline = self._settings.deadline(timeout_s)
+        model = self._settings.choose_model(model)
+        reading = asyncio.create_task(
+            asyncio.to_thread(self._settings.request, audio, model, request_id, options, deadline)
+        )
+        with about(describe_audio(audio), model, request_id):
+            try:  # not `wait_for`, which before Python 3.12 can lose a cancellation
+                await asyncio.wait({reading}, timeout=deadline.left_s)
+            finally:
+                is_late = reading.cancel()
+            if is_late:
+                raise deadline.error(", or leave threads of the event loop's executor free")
+            request = await reading
+        retrying = tenacity.AsyncRetrying(sleep=self._wait, **retry_arguments(retry, deadline))
+        return await retrying(transport.infer, request, deadline)
 
     async def _wait(self, seconds: float) -> None:
         """Sleep before another attempt; closing the client ends the sleep."""

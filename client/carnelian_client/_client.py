@@ -21,7 +21,7 @@ from . import _threads
 from ._audio import describe_audio
 from ._errors import CarnelianClientError, ModelNotReady, TransportError, about
 from ._long import DEFAULT_LONGEST_S, Recording
-from ._retry import Deadline, RetryPolicy, retry_arguments
+from ._retry import ONCE, Deadline, RetryPolicy, retry_arguments
 from ._settings import (
     DEFAULT_CONCURRENCY,
     DEFAULT_MODEL,
@@ -122,16 +122,7 @@ class CarnelianClient:
             ServerError: the server answered with another error.
             OSError: the path cannot be read.
         """
-        import tenacity
-
-        self._check_open()
-        deadline = self._settings.deadline(timeout_s)
-        model = self._settings.choose_model(model)
-        with about(describe_audio(audio), model, request_id):
-            request = self._request(audio, model, request_id, options, deadline)
-        sleep = tenacity.sleep_using_event(self._closed)
-        retrying = tenacity.Retrying(sleep=sleep, **retry_arguments(self._settings.retry, deadline))
-        return retrying(self._transport.infer, request, deadline)
+        return self._transcribe(audio, model, timeout_s, request_id, options, self._settings.retry)
 
     @overload
     def transcribe_many(
@@ -296,7 +287,8 @@ class CarnelianClient:
 
         Silero's voice activity detector finds the utterances, on this side; silence between them is not sent. A final
         result is what `transcribe` gives for the utterance's samples, or the error that it would raise, whose `clip`
-        says when that was spoken. Interim results are the same for what there is of it; those that fail are left out.
+        says when that was spoken. Interim results are the same for what there is of it; those that fail are left out,
+        and not tried again.
 
         The next block is taken when there is nothing to do for those before, so its source must keep what comes
         meanwhile, as a queue does that a microphone's callback fills.
@@ -339,8 +331,9 @@ class CarnelianClient:
         def utterances() -> Generator[Utterance | CarnelianClientError, None, None]:
             for span in spans():
                 outcome: Transcript | CarnelianClientError
+                retry = self._settings.retry if span.is_final else ONCE
                 try:
-                    outcome = self.transcribe((span.samples, rate), model=model, timeout_s=timeout_s, **options)
+                    outcome = self._transcribe((span.samples, rate), model, timeout_s, None, options, retry)
                 except CarnelianClientError as error:
                     outcome = error
                 if heard := stream.heard(span, outcome):
@@ -398,6 +391,25 @@ class CarnelianClient:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._settings.url!r}, model={self._settings.model!r})"
+
+    def _transcribe(
+        self,
+        audio: Audio,
+        model: str | None,
+        timeout_s: float | None,
+        request_id: str | None,
+        options: DecodingOptions,
+        retry: RetryPolicy,
+    ) -> Transcript:
+        import tenacity
+
+        self._check_open()
+        deadline = self._settings.deadline(timeout_s)
+        model = self._settings.choose_model(model)
+        with about(describe_audio(audio), model, request_id):
+            request = self._request(audio, model, request_id, options, deadline)
+        retrying = tenacity.Retrying(sleep=tenacity.sleep_using_event(self._closed), **retry_arguments(retry, deadline))
+        return retrying(self._transport.infer, request, deadline)
 
     def _request(
         self, audio: Audio, model: str, request_id: str | None, options: DecodingOptions, deadline: Deadline

@@ -45,6 +45,9 @@ class RetryPolicy:
             )
 
 
+ONCE = RetryPolicy(num_attempts=1)
+
+
 class Deadline:
     """A point in time, so that every attempt of a call shares one `timeout_s`."""
 

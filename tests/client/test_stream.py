@@ -220,11 +220,25 @@ def test_an_utterance_that_is_too_long_for_the_server_may_be_shorter(client, tri
 
 
 def test_interim_results_that_fail_are_left_out(client, triton, says_how_long, talk):
-    triton.script = [*[BUSY] * 4, ("INTERNAL", "no"), ("INTERNAL", "no")]
+    triton.script = [BUSY, ("INTERNAL", "no")]
     heard = list(client.transcribe_stream(blocks_of(talk), RATE))
     assert not triton.script
     assert [each.index for each in heard if each.is_final] == [0, 1]
     assert {type(each) for each in heard} == {Utterance}
+
+
+def test_interim_results_are_not_tried_again(endpoint, client, triton, says_how_long, talk):
+    """They would keep the final result waiting, and the next one comes anyhow."""
+
+    async def hear():
+        async with AsyncCarnelianClient(endpoint.url) as twin:
+            return [each async for each in twin.transcribe_stream(blocks_of(talk), RATE)]
+
+    for listen in (lambda: list(client.transcribe_stream(blocks_of(talk), RATE)), lambda: asyncio.run(hear())):
+        triton.requests.clear()
+        triton.script = [BUSY]
+        heard = listen()
+        assert len(triton.requests) == len(heard) + 1
 
 
 def test_the_twin_hears_the_same(endpoint, client, says_how_long, talk):
