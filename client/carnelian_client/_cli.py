@@ -22,6 +22,7 @@ from ._formats import ctm_name, render
 from ._long import DEFAULT_LONGEST_S, check_longest_piece
 from ._retry import DEFAULT_ATTEMPTS, RetryPolicy
 from ._settings import DEFAULT_CONCURRENCY, DEFAULT_MODEL, DEFAULT_TIMEOUT_S, DEFAULT_URL
+from ._stream import DEFAULT_INTERIM_S, DEFAULT_PAUSE_S, check_interim, check_pause
 from ._stream_cli import tell_stream
 
 if TYPE_CHECKING:
@@ -72,6 +73,22 @@ def transcribe(
             show_default=f"{DEFAULT_LONGEST_S:g}",
         ),
     ] = None,
+    pause_s: Annotated[
+        float | None,
+        typer.Option(
+            "--pause",
+            help="With --stream, seconds of silence that end an utterance, 0.1 to 5.",
+            show_default=f"{DEFAULT_PAUSE_S:g}",
+        ),
+    ] = None,
+    interim_s: Annotated[
+        float | None,
+        typer.Option(
+            "--interim",
+            help="With --stream, seconds between interim results, which a terminal and JSON show; 0 for none.",
+            show_default=f"{DEFAULT_INTERIM_S:g}",
+        ),
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -87,7 +104,9 @@ def transcribe(
     timeout_s: Annotated[
         float, typer.Option("--timeout", help="Seconds for one file; with --long or --stream, for a piece of it.")
     ] = DEFAULT_TIMEOUT_S,
-    concurrency: Annotated[int, typer.Option(min=1, help="Requests in flight at a time.")] = DEFAULT_CONCURRENCY,
+    concurrency: Annotated[
+        int | None, typer.Option(min=1, help="Requests in flight at a time.", show_default=f"{DEFAULT_CONCURRENCY}")
+    ] = None,
     attempts: Annotated[
         int,
         typer.Option(min=1, help="Tries for a file while the server is away or busy; 5 take some 2 s, 20 some 40 s."),
@@ -122,10 +141,16 @@ def transcribe(
     decoding = _options(options or [])
     if is_long and "n_best" in decoding:
         raise typer.BadParameter("--long must come without the option n_best: alternatives belong to a piece of a file")
-    if longest_piece_s is None:
-        longest_piece_s = DEFAULT_LONGEST_S
-    elif not (is_long or is_stream):
+    if longest_piece_s is not None and not (is_long or is_stream):
         raise typer.BadParameter("--longest-piece must come with --long or --stream: other files are sent whole")
+    if not is_stream and not (pause_s is interim_s is None):
+        raise typer.BadParameter("--pause and --interim must come with --stream: other files have no utterances")
+    if is_stream and concurrency is not None:
+        raise typer.BadParameter("--concurrency must come without --stream: one utterance is sent after the other")
+    longest_piece_s = DEFAULT_LONGEST_S if longest_piece_s is None else longest_piece_s
+    pause_s = DEFAULT_PAUSE_S if pause_s is None else pause_s
+    interim_s = DEFAULT_INTERIM_S if interim_s is None else interim_s or None
+    concurrency = DEFAULT_CONCURRENCY if concurrency is None else concurrency
     if is_stream and (len(files) > 1 or is_long or out is not None or kind not in ("text", "json")):
         raise typer.BadParameter(
             "--stream must have one file, and must come without --long, --out, and other formats than text and json"
@@ -142,6 +167,8 @@ def transcribe(
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC would write its own lines beside our messages
     try:
         check_longest_piece(longest_piece_s)
+        check_pause(pause_s)
+        check_interim(interim_s)
         client = CarnelianClient(
             url,
             model=model,
@@ -156,7 +183,7 @@ def transcribe(
     has_failed = False
     with client:
         if is_stream:
-            failures = _transcribe_stream(client, files[0], kind, longest_piece_s, decoding)
+            failures = _transcribe_stream(client, files[0], kind, interim_s, pause_s, longest_piece_s, decoding)
         else:
             if is_long:
                 outcomes = _transcribe_long(client, files, longest_piece_s, concurrency, decoding)
@@ -182,12 +209,20 @@ def _transcribe_long(
 
 
 def _transcribe_stream(
-    client: CarnelianClient, file: str, kind: str, longest_piece_s: float, options: DecodingOptions
+    client: CarnelianClient,
+    file: str,
+    kind: str,
+    interim_s: float | None,
+    pause_s: float,
+    longest_piece_s: float,
+    options: DecodingOptions,
 ) -> Iterator[str]:
     try:
         with (
             contextlib.nullcontext(sys.stdin.buffer) if file == STDIN else open(file, "rb") as source,  # noqa: PTH123
-            contextlib.closing(tell_stream(client, source, kind, longest_piece_s, options)) as lines,
+            contextlib.closing(
+                tell_stream(client, source, kind, interim_s, pause_s, longest_piece_s, options)
+            ) as lines,
         ):
             for told in lines:
                 if isinstance(told, CarnelianClientError):
@@ -316,7 +351,7 @@ def _options(assignments: list[str]) -> DecodingOptions:
         if name in taken:
             raise typer.BadParameter(
                 f"--option must be one of the decoder, but {name} is not; the command has --model, --timeout, "
-                "--concurrency and --longest-piece"
+                "--concurrency, --longest-piece, --pause and --interim"
             )
         if name in chosen:
             raise typer.BadParameter(f"--option must name {name} once, but gives it as {chosen[name]!r} and {value!r}")

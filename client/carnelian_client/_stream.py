@@ -58,11 +58,8 @@ class Stream:
         """Load the detector; see `CarnelianClient.transcribe_stream` for the arguments and errors."""
         self._rate = check_rate(rate)
         check_longest_piece(longest_s)
-        least_s, most_s = PAUSE_RANGE_S
-        if not least_s <= pause_s <= most_s:
-            raise ValueError(f"`pause_s` must be {least_s:g} to {most_s} s, but is {pause_s:g}.")
-        if interim_s is not None and not interim_s > 0:
-            raise ValueError(f"`interim_s` must be above 0, or None for no interim results, but is {interim_s:g}.")
+        check_pause(pause_s)
+        check_interim(interim_s)
         self._interim_s = interim_s
         self._longest = int(longest_s * self._rate)
         self._pause = round(pause_s * self._rate)
@@ -178,6 +175,19 @@ class Stream:
         self._held = [np.concatenate(self._held)[begin - self._held_from :]]
         self._held_from = begin
         return self._held[0][: end - begin]
+
+
+def check_pause(pause_s: float) -> None:
+    """Raise ValueError for a pause that cannot end utterances."""
+    least_s, most_s = PAUSE_RANGE_S
+    if not least_s <= pause_s <= most_s:
+        raise ValueError(f"`pause_s` must be {least_s:g} to {most_s} s, but is {pause_s:g}.")
+
+
+def check_interim(interim_s: float | None) -> None:
+    """Raise ValueError for a time between interim results that is none."""
+    if interim_s is not None and not interim_s > 0:
+        raise ValueError(f"`interim_s` must be above 0, or None for no interim results, but is {interim_s:g}.")
 
 
 class _Detector:

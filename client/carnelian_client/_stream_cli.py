@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from . import _threads
 from ._errors import CarnelianClientError, InvalidAudio
-from ._stream import DEFAULT_INTERIM_S
 
 if TYPE_CHECKING:
     from ._client import CarnelianClient
@@ -34,7 +33,13 @@ CLEAR_LINE = "\r\x1b[K"
 
 
 def tell_stream(
-    client: CarnelianClient, file: BinaryIO, kind: str, longest_piece_s: float, options: DecodingOptions
+    client: CarnelianClient,
+    file: BinaryIO,
+    kind: str,
+    interim_s: float | None,
+    pause_s: float,
+    longest_piece_s: float,
+    options: DecodingOptions,
 ) -> Generator[str | CarnelianClientError, None, None]:
     """Yield what to print of each utterance of a file or pipe while it is read, or the error of one that failed.
 
@@ -46,7 +51,9 @@ def tell_stream(
         file: The open file; it is read by its descriptor.
         kind: json has a line for each result, interim ones too. text has one for those that are final; on a terminal,
             it shows the others while they last.
-        longest_piece_s: The longest utterance, 5 to 60 s.
+        interim_s: See `CarnelianClient.transcribe_stream` for this one and the next ones.
+        pause_s: As above.
+        longest_piece_s: As above.
         options: How to decode.
 
     Raises:
@@ -54,8 +61,8 @@ def tell_stream(
         CarnelianClientError: what `CarnelianClient.transcribe_stream` raises.
         ModuleNotFoundError: soundfile or the extra `live` is not installed.
     """
-    is_shown = kind == "json" or sys.stdout.isatty()
-    interim_s = DEFAULT_INTERIM_S if is_shown else None
+    if kind != "json" and not sys.stdout.isatty():
+        interim_s = None
     with _first_signal() as is_over, closing(_Reader(file, is_over)) as reader:
         arriving = reader.blocks()
         if (first := next(arriving, None)) is None:
@@ -63,7 +70,7 @@ def tell_stream(
         rate, _ = first
         blocks = (block for _, block in chain([first], arriving))
         for heard in client.transcribe_stream(
-            blocks, rate, interim_s=interim_s, longest_piece_s=longest_piece_s, **options
+            blocks, rate, interim_s=interim_s, pause_s=pause_s, longest_piece_s=longest_piece_s, **options
         ):
             if not isinstance(heard, CarnelianClientError):
                 yield _line(heard, kind)

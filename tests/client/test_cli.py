@@ -274,6 +274,8 @@ def test_a_refused_certificate_is_one_line_too(transcribe, endpoint, clip):
         [],
         ["a.wav", "--url", "http://localhost:8000"],
         ["a.wav", "--concurrency", "0"],
+        ["a.wav", "--pause", "1"],
+        ["a.wav", "--interim", "1", "--long"],
         ["a.wav", "--timeout", "-1"],
         ["a.wav", "--timeout", "inf"],
         ["a.wav", "--attempts", "0"],

@@ -306,6 +306,18 @@ def test_text_that_is_not_shown_asks_for_no_interim_results(through_pipe, triton
     assert len(triton.requests) == 2
 
 
+@pytest.mark.parametrize("words", [["--interim", "0"], ["--interim", "60"]])
+def test_json_may_have_final_results_alone(through_pipe, utterances, talk, words):
+    _, out, _ = through_pipe(growing(talk), "--json", *words)
+    assert [json.loads(line)["is_final"] for line in out.splitlines()] == [True, True]
+
+
+def test_a_pause_may_be_longer(through_pipe, utterances, talk):
+    _, out, _ = through_pipe(growing(talk), "--pause", "3")
+    [heard] = out.splitlines()
+    assert int(heard) > sum(int(line) for line in final_lines(utterances).split())
+
+
 def test_a_file_that_is_not_there_is_told(transcribe, tmp_path):
     path = tmp_path / "missing.wav"
     assert transcribe(path) == (1, "", f"carnelian-transcribe: {path}: No such file or directory\n")
@@ -319,6 +331,10 @@ def test_a_file_that_is_not_there_is_told(transcribe, tmp_path):
         ["--long"],
         ["--out", "texts"],
         ["--longest-piece", "3"],
+        ["--pause", "0"],
+        ["--interim", "-1"],
+        ["--interim", "nan"],
+        ["--concurrency", "2"],
         ["--option", "pause_s=1"],
     ],
 )
