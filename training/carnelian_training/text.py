@@ -68,6 +68,9 @@ _QUOTE = re.compile(r"(?<![a-z])'+(?=[a-z])")
 _NO_LETTER_AROUND = re.compile(r"(?<![a-z])'|'(?![a-z])")
 _NO_POSSESSIVE = re.compile(r"(?<![a-z])'|(?<!s)'(?![a-z])")
 
+# Gershayim mark a Hebrew acronym before its last letter; keyboards have a quotation mark in their place.
+_GERSHAYIM = re.compile('(?<=[\u05d0-\u05ea])["\u05f4](?=[\u05d0-\u05ea])')
+
 
 def spell_out(text: str) -> str:
     """Write numbers, currencies and abbreviations as they are spoken, keeping case and punctuation.
@@ -105,7 +108,7 @@ def to_given_labels(text: str, labels: str) -> str | None:
     Args:
         text: any text. It gets the labels' case and Unicode form. Punctuation and invisible characters that are not
             labels are dropped, except punctuation that is read out, such as & and %: an apostrophe within a word joins
-            its parts (Turkish İzmir'de, Ukrainian п'ять), other marks divide words.
+            its parts (Turkish İzmir'de, Ukrainian п'ять), as do gershayim in Hebrew; other marks divide words.
         labels: the labels, one character each.
 
     Returns:
@@ -118,7 +121,7 @@ def to_given_labels(text: str, labels: str) -> str | None:
     quotes = "".join(sorted(mark for mark in all_of_them if not (mark in labels and mark.isalpha())))
     text = re.sub(rf"(?<!\w)[{quotes}]+|[{quotes}]+(?!\w)", " ", unicodedata.normalize("NFC", text))
     text = text.translate({ord(mark): own for mark in all_of_them - set(labels)})
-    text = spell(text, tuple(labels))
+    text = spell(_GERSHAYIM.sub(lambda mark: mark[0] if mark[0] in labels else "", text), tuple(labels))
     outside = [(ord(character), unicodedata.category(character)) for character in set(text) - set(labels)]
     marks = {code: " " for code, category in outside if category.startswith("P") and chr(code) not in _READ_OUT}
     # Soft hyphens and direction marks are removed; a zero-width space separates words, as in Khmer.
