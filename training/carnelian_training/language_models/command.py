@@ -33,7 +33,7 @@ def weigh(
     from carnelian_training.data.manifest import clips_to_evaluate, warn_of_characters
     from carnelian_training.distributed import find_device
     from carnelian_training.evaluation.evaluate import score_all
-    from carnelian_training.foreign.recogniser import load_recogniser
+    from carnelian_training.evaluation.recogniser import load_recogniser
     from carnelian_training.language_models.weights import choose_weights, word_error_rates, write_weights
     from carnelian_training.replacement import check_apart
 
