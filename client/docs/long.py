@@ -17,7 +17,7 @@ from carnelian_client._long import Recording
 from carnelian_perf import raw_file
 from carnelian_perf.machine import measure_busy_cores
 from carnelian_serving.launcher import Server
-from carnelian_training.evaluation.evaluate import count_errors
+from carnelian_training.evaluation.error_rates import count_errors
 
 ROOT = Path(__file__).resolve().parents[2]
 RATE_HZ = 16_000

@@ -19,7 +19,7 @@ from carnelian_client._stream import DEFAULT_PAUSE_S, SPEECH_PAD_S
 from carnelian_perf import raw_file
 from carnelian_perf.machine import measure_busy_cores
 from carnelian_serving.launcher import Server
-from carnelian_training.evaluation.evaluate import count_errors
+from carnelian_training.evaluation.error_rates import count_errors
 from long import DECODERS, RATE_HZ, ROOT, read_clips
 
 if TYPE_CHECKING:

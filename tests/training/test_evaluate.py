@@ -16,7 +16,8 @@ from carnelian_training.config import config_from_dict
 from carnelian_training.data.manifest import Clip, read_manifest, warn_of_characters, write_manifest
 from carnelian_training.evaluation import served
 from carnelian_training.evaluation.comparison import Measured, Row, compare, render_comparison
-from carnelian_training.evaluation.evaluate import Evaluation, evaluate, render, render_mistakes
+from carnelian_training.evaluation.error_rates import Evaluation, render, render_mistakes
+from carnelian_training.evaluation.evaluate import evaluate
 from carnelian_training.precision import allow_tf32
 
 ROOT = Path(__file__).parents[2]

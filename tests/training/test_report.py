@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from carnelian_training.cli import main
 from carnelian_training.data.manifest import Clip
-from carnelian_training.evaluation.evaluate import Evaluation, render
+from carnelian_training.evaluation.error_rates import Evaluation, render
 from carnelian_training.loop import plot
 from carnelian_training.loop.plot import draw, read_metrics
 from carnelian_training.loop.report import Report

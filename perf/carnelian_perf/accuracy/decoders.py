@@ -18,7 +18,8 @@ from carnelian_training import ctc
 from carnelian_training.config import Config
 from carnelian_training.ctc.language_model import read_ngrams
 from carnelian_training.data.manifest import clips_to_evaluate
-from carnelian_training.evaluation.evaluate import LogProbs, build_decoder, frame_duration_s, score_all, single_spaced
+from carnelian_training.evaluation.error_rates import single_spaced
+from carnelian_training.evaluation.evaluate import LogProbs, build_decoder, frame_duration_s, score_all
 from carnelian_training.evaluation.served import connect
 from carnelian_training.models.network import CtcNetwork
 

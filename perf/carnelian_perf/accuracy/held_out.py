@@ -16,7 +16,8 @@ from carnelian_training import ctc
 from carnelian_training.config import Config
 from carnelian_training.data.manifest import Clip, clips_to_evaluate
 from carnelian_training.evaluation.comparison import decode, ways_to_decode
-from carnelian_training.evaluation.evaluate import LogProbs, build_decoder, count_errors, score_all
+from carnelian_training.evaluation.error_rates import count_errors
+from carnelian_training.evaluation.evaluate import LogProbs, build_decoder, score_all
 from carnelian_training.language_models.weights import choose_weights
 from carnelian_training.models.network import CtcNetwork
 from pydantic import Field

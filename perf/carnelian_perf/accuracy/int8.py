@@ -19,7 +19,8 @@ from carnelian_training.ctc import Options
 from carnelian_training.data.loading import load
 from carnelian_training.data.manifest import Clip, clips_to_evaluate, read_manifest
 from carnelian_training.data.plan import Item
-from carnelian_training.evaluation.evaluate import build_decoder, count_errors
+from carnelian_training.evaluation.error_rates import count_errors
+from carnelian_training.evaluation.evaluate import build_decoder
 from carnelian_training.models.network import CtcNetwork
 
 from carnelian_perf.accuracy.pairs import compare

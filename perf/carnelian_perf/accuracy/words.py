@@ -20,7 +20,8 @@ from carnelian_training.config import Config
 from carnelian_training.ctc.calibration import log_odds
 from carnelian_training.data.audio import encoded
 from carnelian_training.data.manifest import Clip, clips_to_evaluate
-from carnelian_training.evaluation.evaluate import build_decoder, score_all, single_spaced
+from carnelian_training.evaluation.error_rates import single_spaced
+from carnelian_training.evaluation.evaluate import build_decoder, score_all
 from carnelian_training.models.network import CtcNetwork
 from matplotlib.figure import Figure
 

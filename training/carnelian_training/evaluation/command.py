@@ -84,8 +84,8 @@ def evaluate(
     if len(paths) != len(expected):
         raise typer.BadParameter(f"give {' '.join(expected)}, not {len(paths)} paths")
 
+    from carnelian_training.evaluation.error_rates import render, render_mistakes
     from carnelian_training.evaluation.evaluate import evaluate as run
-    from carnelian_training.evaluation.evaluate import render, render_mistakes
 
     decoding = _read_decoding(decoder, options, language_model, neural_language_model)
     if server:

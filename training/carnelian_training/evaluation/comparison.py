@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 from carnelian_training import ctc
 from carnelian_training.config import Config
 from carnelian_training.data.manifest import Clip, clips_to_evaluate, warn_of_characters
-from carnelian_training.evaluation.evaluate import ErrorRates, Evaluation, LogProbs, find_too_short, score_all
+from carnelian_training.evaluation.error_rates import ErrorRates, Evaluation
+from carnelian_training.evaluation.evaluate import LogProbs, find_too_short, score_all
 from carnelian_training.evaluation.served import DecodingClock, connect, transcribe_served
 from carnelian_training.models.network import CtcNetwork
 from carnelian_training.replacement import write_text

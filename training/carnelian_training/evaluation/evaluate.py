@@ -1,29 +1,25 @@
-"""Evaluation of a model: every clip of a manifest once, decoded as on a server, with error rates by jiwer.
+"""Evaluation of a model: every clip of a manifest once, decoded as on a server.
 
 Input: a model and a manifest, whose clips several processes share. Output: an :class:`Evaluation`, in every process. To
 evaluate a running server, see `served.py`.
 """
 
-import math
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
-import jiwer
 import numpy as np
 import numpy.typing as npt
 import torch
-from rich.cells import cell_len
 from tqdm import tqdm
 
 from carnelian_training import ctc
 from carnelian_training.config import Config
 from carnelian_training.data.loading import load
-from carnelian_training.data.manifest import Clip, clips_to_evaluate, write_manifest
+from carnelian_training.data.manifest import Clip, clips_to_evaluate
 from carnelian_training.data.plan import Item, group
 from carnelian_training.distributed import Process
+from carnelian_training.evaluation.error_rates import Evaluation
 from carnelian_training.features import SAMPLE_RATE_HZ
 from carnelian_training.models.network import CtcNetwork
 from carnelian_training.precision import full_precision
@@ -34,159 +30,6 @@ LogProbs: TypeAlias = npt.NDArray[np.float32]
 MOST_S = 600.0
 """The most seconds of audio in a batch, padding included: a training step may be for many devices, this for a
 laptop."""
-
-
-@dataclass(frozen=True)
-class ErrorRates:
-    """The error rates over several clips together, as fractions; both are NaN if the references have no words."""
-
-    wer: float
-    cer: float
-    clips: int
-    words: int
-    substitutions: int
-    """The number of words that were replaced by others."""
-    deletions: int
-    """The number of words that are missing in the transcripts."""
-    insertions: int
-    """The number of words that are only in the transcripts."""
-
-
-@dataclass(frozen=True)
-class Mistakes:
-    """The mistakes of an evaluation, the most frequent first."""
-
-    substitutions: list[tuple[tuple[str, str], int]]
-    """Pairs of words, (in the reference, in the transcript), with their counts."""
-    deletions: list[tuple[str, int]]
-    """Words missing in transcripts, with their counts."""
-    insertions: list[tuple[str, int]]
-    """Words only in transcripts, with their counts."""
-    worst: list[tuple[float, Clip, str]]
-    """Word error rate, clip and transcript of the clips with errors, the worst first."""
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """The transcripts of a manifest's clips, in the order of the manifest."""
-
-    clips: Sequence[Clip]
-    transcripts: Sequence[str]
-    failures: Mapping[int, str] = field(default_factory=dict)
-    """The reason for each clip without a transcript, by the clip's position; its transcript counts as empty."""
-
-    def error_rates(self, source: str | None = None) -> ErrorRates:
-        """Compute the error rates over all clips, or over those whose manifest line has this `source`."""
-        places = self.places(source)
-        references = single_spaced(self.clips[i].text for i in places)
-        transcripts = single_spaced(self.transcripts[i] for i in places)
-        words = jiwer.process_words(references, transcripts)
-        said = words.hits + words.substitutions + words.deletions
-        return ErrorRates(
-            # Without words in the references, jiwer's rates are counts of insertions.
-            wer=words.wer if said else math.nan,
-            cer=jiwer.cer(references, transcripts) if said else math.nan,
-            clips=len(places),
-            words=said,
-            substitutions=words.substitutions,
-            deletions=words.deletions,
-            insertions=words.insertions,
-        )
-
-    def places(self, source: str | None) -> list[int]:
-        """Return the positions of the clips with this `source`; of all clips for None."""
-        return [i for i, clip in enumerate(self.clips) if source is None or _source(clip) == source]
-
-    def sources(self) -> list[str]:
-        """Return the distinct `source` fields, in order of appearance."""
-        return [source for source in dict.fromkeys(map(_source, self.clips)) if source is not None]
-
-    def mistakes(self, most: int) -> Mistakes:
-        """Return the most frequent substitutions, deletions and insertions, and the worst clips: `most` of each."""
-        substitutions: Counter[tuple[str, str]] = Counter()
-        deletions: Counter[str] = Counter()
-        insertions: Counter[str] = Counter()
-        references = single_spaced(clip.text for clip in self.clips)
-        aligned = jiwer.process_words(references, single_spaced(self.transcripts))
-        for said, heard, chunks in zip(aligned.references, aligned.hypotheses, aligned.alignments, strict=True):
-            for chunk in chunks:
-                words = said[chunk.ref_start_idx : chunk.ref_end_idx], heard[chunk.hyp_start_idx : chunk.hyp_end_idx]
-                if chunk.type == "substitute":
-                    substitutions.update(zip(*words, strict=True))
-                elif chunk.type == "delete":
-                    deletions.update(words[0])
-                elif chunk.type == "insert":
-                    insertions.update(words[1])
-        rated = [(wer, *pair) for wer, pair in zip(self.clip_wers(), self._pairs(), strict=True) if wer > 0]
-        worst = sorted(rated, key=lambda row: row[0], reverse=True)[:most]
-        return Mistakes(
-            substitutions.most_common(most), deletions.most_common(most), insertions.most_common(most), worst
-        )
-
-    def clip_wers(self) -> list[float]:
-        """Return the word error rate of each clip; infinite if only the transcript has words."""
-        rates = []
-        for clip, transcript in self._pairs():
-            errors, said = count_errors(clip.text, transcript), len(clip.text.split())
-            rates.append(errors / said if said else float("inf") if errors else 0.0)
-        return rates
-
-    def write(self, path: Path) -> None:
-        """Write the manifest's JSON lines with the transcript as `pred_text`, and `error` if a clip failed."""
-        rows = []
-        for i, (clip, transcript) in enumerate(self._pairs()):
-            extra: dict[str, Any] = {**clip.extra, "pred_text": transcript}
-            if i in self.failures:
-                extra["error"] = self.failures[i]
-            rows.append(replace(clip, extra=extra))
-        write_manifest(path, rows)
-
-    def _pairs(self) -> list[tuple[Clip, str]]:
-        return list(zip(self.clips, self.transcripts, strict=True))
-
-
-def render(evaluation: Evaluation) -> str:
-    """Render WER and CER for each source that the manifest names, and for all clips together."""
-    lines = []
-    for source in [*evaluation.sources(), None]:
-        rates = evaluation.error_rates(source)
-        counts = f"{rates.clips:>6} clips {rates.words:>7} words"
-        shares = f"WER {rates.wer:7.2%}  CER {rates.cer:7.2%}"
-        if not rates.words:
-            shares = f"WER {'-':>7}  CER {'-':>7}  {rates.insertions} words inserted"
-        name = "all" if source is None else source or repr(source)
-        # By cells of a terminal: a Chinese character takes two, a combining accent none.
-        lines.append(f"{name}{' ' * (32 - cell_len(name))} {counts}  {shares}")
-    return "\n".join(lines)
-
-
-def render_mistakes(evaluation: Evaluation, most: int) -> str:
-    """Render the most frequent substitutions, deletions and insertions, and the worst clips."""
-    rates, mistakes = evaluation.error_rates(), evaluation.mistakes(most)
-    lines = [f"substitutions {rates.substitutions}, deletions {rates.deletions}, insertions {rates.insertions}"]
-    lines += [f"{count:>6}  {said} -> {heard}" for (said, heard), count in mistakes.substitutions]
-    lines += [f"{count:>6}  {word} -> (nothing)" for word, count in mistakes.deletions]
-    lines += [f"{count:>6}  (nothing) -> {word}" for word, count in mistakes.insertions]
-    for wer, clip, heard in mistakes.worst:
-        lines += ["", f"WER {wer:.0%}  {clip.title}", f"  reference  {clip.text}", f"  heard      {heard}"]
-    return "\n".join(lines)
-
-
-def single_spaced(texts: Iterable[str]) -> list[str]:
-    """Replace all white space by single spaces, because jiwer treats a tab or a no-break space as a letter."""
-    return [" ".join(text.split()) for text in texts]
-
-
-def count_errors(reference: str, heard: str) -> int:
-    """Return the number of word errors: substitutions, deletions and insertions."""
-    reference, heard = single_spaced([reference, heard])
-    words = jiwer.process_words(reference, heard)
-    return words.substitutions + words.deletions + words.insertions
-
-
-def _source(clip: Clip) -> str | None:
-    source = clip.extra.get("source")
-    return None if source is None else str(source)
 
 
 def frame_duration_s(config: Config) -> float:

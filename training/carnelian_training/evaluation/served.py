@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from carnelian_training.data.loading import read_clip
 from carnelian_training.data.manifest import Clip, clips_to_evaluate
-from carnelian_training.evaluation.evaluate import Evaluation
+from carnelian_training.evaluation.error_rates import Evaluation
 
 if TYPE_CHECKING:
     from carnelian_client import CarnelianClient, DecodingOptions

@@ -23,7 +23,8 @@ import numpy.typing as npt
 
 from carnelian_training import ctc
 from carnelian_training.evaluation.comparison import decode, ways_to_decode
-from carnelian_training.evaluation.evaluate import LogProbs, count_errors, single_spaced
+from carnelian_training.evaluation.error_rates import count_errors, single_spaced
+from carnelian_training.evaluation.evaluate import LogProbs
 from carnelian_training.replacement import write_text
 
 logger = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ from typing import Any
 from tqdm import tqdm
 
 from carnelian_training.config import Config
-from carnelian_training.evaluation.evaluate import ErrorRates, Evaluation
+from carnelian_training.evaluation.error_rates import ErrorRates, Evaluation
 from carnelian_training.loop.plot import draw, read_metrics
 from carnelian_training.loop.tensorboard import TensorBoard
 from carnelian_training.replacement import write_text, written
