@@ -13,7 +13,7 @@ from carnelian_training.cli import main
 from carnelian_training.config_errors import ConfigError
 from carnelian_training.evaluation.evaluate import evaluate
 from carnelian_training.features import FeatureSettings, log_mel
-from carnelian_training.foreign import nemo, sources
+from carnelian_training.foreign import nemo, nemo_archive, sources
 from carnelian_training.models.jasper import Jasper
 from carnelian_training.models.quartznet import QuartzNet
 from carnelian_training.weight_files import CheckpointError
@@ -51,14 +51,14 @@ def features_of(settings: FeatureSettings) -> list[np.ndarray]:
 
 def rewritten(source: Path, target: Path, change=lambda tree, tensors: None, prefix: str = "./") -> Path:
     """A copy of a .nemo file with another configuration or other tensors."""
-    tree, tensors = nemo.read(source)
+    tree, tensors = nemo_archive.read(source)
     change(tree, tensors)
     weights = io.BytesIO()
     torch.save(tensors, weights)
     with tarfile.open(target, "w:gz") as archive:
         for name, content in {
-            nemo.CONFIG_FILE: yaml.safe_dump(tree).encode(),
-            nemo.WEIGHTS_FILE: weights.getvalue(),
+            nemo_archive.CONFIG_FILE: yaml.safe_dump(tree).encode(),
+            nemo_archive.WEIGHTS_FILE: weights.getvalue(),
         }.items():
             member = tarfile.TarInfo(prefix + name)
             member.size = len(content)
@@ -359,7 +359,7 @@ class DictConfig:
 
 def test_checkpoints_of_nemos_training_are_read(tmp_path):
     """PyTorch Lightning's `.ckpt`, whose configuration is an object of a package that is not here."""
-    tree, tensors = nemo.read(REFERENCES / "quartznet.nemo")
+    tree, tensors = nemo_archive.read(REFERENCES / "quartznet.nemo")
     content = {"epoch": 3, "state_dict": tensors, "hyper_parameters": DictConfig({"cfg": DictConfig(tree)})}
     torch.save(content, tmp_path / "last.ckpt")
     config, model = sources.load_model(tmp_path / "last.ckpt")

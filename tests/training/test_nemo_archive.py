@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from carnelian_training.foreign import nemo, sources
+from carnelian_training.foreign import nemo_archive, sources
 from carnelian_training.weight_files import CheckpointError
 
 REFERENCES = Path(__file__).parent / "references"
@@ -44,7 +44,7 @@ def test_nested_aliases_that_stand_for_billions_of_nodes_are_refused(tmp_path):
     path = tmp_path / "x.nemo"
     weights = io.BytesIO()
     torch.save({}, weights)
-    pack(path, {nemo.CONFIG_FILE: "\n".join(lines).encode(), nemo.WEIGHTS_FILE: weights.getvalue()})
+    pack(path, {nemo_archive.CONFIG_FILE: "\n".join(lines).encode(), nemo_archive.WEIGHTS_FILE: weights.getvalue()})
     with pytest.raises(
         CheckpointError, match=r"x\.nemo cannot be read: aliases .* must stand for at most 100,000 nodes"
     ):
@@ -61,12 +61,15 @@ def zipped(content: bytes) -> bytes:
 @pytest.mark.parametrize(
     ("contents", "message"),
     [
-        ({nemo.WEIGHTS_FILE: bytes(HUGE)}, "must hold at most 20 times its size"),
-        ({nemo.CONFIG_FILE: bytes(HUGE)}, "must hold at most 20 times its size"),
+        ({nemo_archive.WEIGHTS_FILE: bytes(HUGE)}, "must hold at most 20 times its size"),
+        ({nemo_archive.CONFIG_FILE: bytes(HUGE)}, "must hold at most 20 times its size"),
         ({"tokenizer.model": bytes(HUGE)}, "must hold at most 20 times its size"),
-        ({nemo.CONFIG_FILE: b"{}", nemo.WEIGHTS_FILE: zipped(bytes(HUGE))}, "must hold at most 20 times its size"),
+        (
+            {nemo_archive.CONFIG_FILE: b"{}", nemo_archive.WEIGHTS_FILE: zipped(bytes(HUGE))},
+            "must hold at most 20 times its size",
+        ),
         ({"x" * HUGE: b""}, "must be a whole tar archive"),
-        ({nemo.WEIGHTS_FILE: bytes(1000)}, "must be a file of PyTorch's"),
+        ({nemo_archive.WEIGHTS_FILE: bytes(1000)}, "must be a file of PyTorch's"),
     ],
     ids=["weights", "configuration", "other", "in the weights", "name", "zeros"],
 )
@@ -75,7 +78,7 @@ def test_zeros_by_the_megabyte_are_refused_before_they_are_read(tmp_path, conten
     pack(path, contents)
     tracemalloc.start()
     with pytest.raises(CheckpointError, match=rf"x\.nemo.* {message}"):
-        nemo.read(path)
+        nemo_archive.read(path)
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert most < HUGE / 4

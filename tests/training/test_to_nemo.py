@@ -7,7 +7,7 @@ import pytest
 import torch
 from carnelian_training import checkpoint
 from carnelian_training.cli import main
-from carnelian_training.foreign import nemo, sources
+from carnelian_training.foreign import nemo, nemo_archive, sources
 from carnelian_training.weight_files import CheckpointError
 
 REFERENCES = Path(__file__).parent / "references"
@@ -17,8 +17,8 @@ REFERENCES = Path(__file__).parent / "references"
 def test_the_way_back_gives_the_same_file(tmp_path, name):
     config, weights = sources.read(REFERENCES / f"{name}.nemo", "same")
     assert nemo.write(tmp_path / "back.nemo", config, weights) == []
-    tree, tensors = nemo.read(tmp_path / "back.nemo")
-    expected_tree, expected = nemo.read(REFERENCES / f"{name}.nemo")
+    tree, tensors = nemo_archive.read(tmp_path / "back.nemo")
+    expected_tree, expected = nemo_archive.read(REFERENCES / f"{name}.nemo")
     assert tensors.keys() == expected.keys()
     for key, tensor in expected.items():
         torch.testing.assert_close(tensors[key], tensor, atol=1e-6, rtol=0)
@@ -32,7 +32,7 @@ def test_windows_are_as_many_samples_for_nemo(tmp_path, changed):
     for window, hop in [(1001, 1003), *((size, size) for size in range(2, 2000, 97))]:
         odd = changed(config, features={"window_samples": window, "hop_samples": hop, "fft_size": 2048})
         nemo.write(tmp_path / "odd.nemo", odd, weights)
-        told = nemo.read(tmp_path / "odd.nemo")[0]["preprocessor"]
+        told = nemo_archive.read(tmp_path / "odd.nemo")[0]["preprocessor"]
         assert [int(told[name] * 16_000) for name in ("window_size", "window_stride")] == [window, hop]
     assert sources.read(tmp_path / "odd.nemo", "same")[0] == odd
 

@@ -1,55 +1,34 @@
-"""NeMo's `.nemo` files: tar archives, compressed or not, of `model_config.yaml` and `model_weights.ckpt`.
-
-The `.ckpt` files of NeMo's training, which contain the same two parts, are read too.
+"""Models of NeMo: the configuration and the tensors of a `.nemo` file, or of a `.ckpt` file of NeMo's training.
 
 The features are those of NeMo 3.0, whatever version wrote the file: zeros beyond a clip's ends, n // hop frames, 1e-5
 added to the standard deviation. NeMo's first versions reflected the signal at the ends and had ceil(n / hop) frames.
 """
 
-import io
 import logging
-import lzma
 import math
-import tarfile
-import zlib
-from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-import yaml
 from torch import Tensor
 
-from carnelian_training import strict_yaml
 from carnelian_training.config import Config
 from carnelian_training.config_errors import MAX_SHOWN, shown
 from carnelian_training.features import SAMPLE_RATE_HZ, FeatureSettings, hann
-from carnelian_training.foreign import unpickling
+from carnelian_training.foreign import nemo_archive, unpickling
 from carnelian_training.foreign.options import Options, check, samples, section, single, whole
 from carnelian_training.foreign.stack_keys import NEMO, NEMO_UNMASKED, give, take
 from carnelian_training.foreign.stages import block_list, model_tree
 from carnelian_training.mel import to_hz, to_mel
 from carnelian_training.models.blocks import StackConfig
 from carnelian_training.models.jasper import JasperConfig
-from carnelian_training.replacement import replaced
 from carnelian_training.waveform import WaveformSettings
-from carnelian_training.weight_files import (
-    PICKLE,
-    SMALL,
-    ZIP,
-    CheckpointError,
-    check_undamaged,
-    check_unpacked_size,
-    torch_reason,
-)
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
+from carnelian_training.weight_files import CheckpointError
 
 logger = logging.getLogger(__name__)
 
-CONFIG_FILE, WEIGHTS_FILE = "model_config.yaml", "model_weights.ckpt"
 MODEL_CLASS = "nemo.collections.asr.models.ctc_models.EncDecCTCModel"
 MODULES = "nemo.collections.asr.modules"
 FEATURE_TENSORS = "preprocessor.featurizer."
@@ -85,56 +64,6 @@ _ENCODER_FIXED: Options = {
     "frame_splicing": 1,
     "quantize": False,
 }
-
-
-class _Header(tarfile.TarInfo):
-    """A header that must be small unless it is a file's: `tarfile` reads other content (long names) into memory."""
-
-    @classmethod
-    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> "Self":
-        header = super().frombuf(buf, encoding, errors)
-        if header.type not in tarfile.REGULAR_TYPES and header.size > SMALL:
-            raise tarfile.ReadError(f"a header has {header.size:,} bytes")
-        return header
-
-
-def read(path: Path) -> tuple[Options, dict[str, Tensor]]:
-    """Read NeMo's configuration and the tensors of a `.nemo` file, without unpacking it to disk or loading its classes.
-
-    Raises:
-        CheckpointError: The file is not such an archive, is far larger unpacked, or lacks one of the two parts.
-    """
-    parts: dict[str, bytes] = {}
-    unpacked = 0
-    try:
-        packed = path.stat().st_size
-        with tarfile.open(path, "r:*", tarinfo=_Header) as archive:
-            for member in archive:
-                unpacked += member.size
-                check_unpacked_size(path, unpacked, packed)
-                name = PurePosixPath(member.name).name
-                if name in (CONFIG_FILE, WEIGHTS_FILE) and (file := archive.extractfile(member)) is not None:
-                    assert isinstance(file, io.BufferedReader)
-                    if name == WEIGHTS_FILE and not file.peek(len(ZIP)).startswith((ZIP, PICKLE)):
-                        raise CheckpointError(f"{path}: {WEIGHTS_FILE} must be a file of PyTorch's, but is none")
-                    parts[name] = file.read()
-    except (tarfile.TarError, EOFError, OSError, zlib.error, lzma.LZMAError) as error:  # OSError: from bzip2
-        if getattr(error, "errno", None) is not None:
-            raise
-        why = str(error).partition(":\n")[0]  # if it is no archive, a line for each compression would follow
-        raise CheckpointError(f"{path} must be a whole tar archive, as .nemo files are, but is not: {why}") from error
-    for name in (CONFIG_FILE, WEIGHTS_FILE):
-        if name not in parts:
-            raise CheckpointError(f"{path} must hold {name}, but does not")
-    check_undamaged(path, io.BytesIO(parts[WEIGHTS_FILE]))
-    try:
-        tree = strict_yaml.load(parts[CONFIG_FILE], unique_keys=False)
-        tensors = torch.load(io.BytesIO(parts[WEIGHTS_FILE]), map_location="cpu", weights_only=True)
-    except Exception as error:  # the exceptions for a damaged file have no common base in PyTorch
-        raise CheckpointError(f"{path} cannot be read: {torch_reason(error)}") from error
-    if not isinstance(tree, dict) or not isinstance(tensors, dict):
-        raise CheckpointError(f"{path}: {CONFIG_FILE} and {WEIGHTS_FILE} must hold mappings, but do not")
-    return tree.get("model", tree) if "encoder" not in tree else tree, tensors
 
 
 def is_training_checkpoint(content: Any) -> bool:
@@ -282,17 +211,7 @@ def write(path: Path, config: Config, weights: dict[str, Tensor]) -> list[str]:
     tree = _nemo_tree(config)
     tensors = give(weights, config, NEMO)
     tensors |= {FEATURE_TENSORS + name: _feature_tensor(name, config.features) for name in ("window", "fb")}
-    buffer = io.BytesIO()
-    torch.save(tensors, buffer)
-    parts = {
-        CONFIG_FILE: yaml.safe_dump(tree, sort_keys=False, allow_unicode=True).encode(),
-        WEIGHTS_FILE: buffer.getvalue(),
-    }
-    with replaced(path) as partial, tarfile.open(partial, "w") as archive:
-        for name, content in parts.items():
-            member = tarfile.TarInfo(name)
-            member.size, member.mode = len(content), 0o644
-            archive.addfile(member, io.BytesIO(content))
+    nemo_archive.write(path, tree, tensors)
     return [
         f"`features.{name}` is {getattr(config.features, name)!r}, but NeMo has {value!r} and no option for it"
         for name, value in AS_TODAY.items()

@@ -12,7 +12,7 @@ from torch import Tensor
 from carnelian_training import checkpoint
 from carnelian_training.config import Config, config_from_dict
 from carnelian_training.config_tree import apply_overrides
-from carnelian_training.foreign import dle, fairseq, huggingface, nemo, unpickling
+from carnelian_training.foreign import dle, fairseq, huggingface, nemo, nemo_archive, unpickling
 from carnelian_training.foreign.options import Options
 from carnelian_training.foreign.tensors import plain_tensors
 from carnelian_training.models.network import CtcNetwork
@@ -96,7 +96,7 @@ def _interpret(
     weights: Weights
     taken: set[str] = set()
     if path.is_dir():
-        if (path / nemo.CONFIG_FILE).exists():
+        if (path / nemo_archive.CONFIG_FILE).exists():
             folder = path.resolve()
             packed = folder.with_name(f"{folder.name}.nemo")
             raise CheckpointError(
@@ -107,7 +107,7 @@ def _interpret(
         taken = set() if alphabet is None else {"--language"}
         weights = partial(huggingface.weights, tensors, alphabet=alphabet, path=path)
     elif path.suffix == ".nemo":
-        theirs, tensors = nemo.read(path)
+        theirs, tensors = nemo_archive.read(path)
         tensors = plain_tensors(tensors, path)
         tree = nemo.config_tree(theirs, where)
         weights = partial(nemo.weights, tensors, path=path)

@@ -1,0 +1,95 @@
+"""The archives of NeMo's `.nemo` files: tar, compressed or not, of `model_config.yaml` and `model_weights.ckpt`."""
+
+import io
+import lzma
+import tarfile
+import zlib
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
+
+import torch
+import yaml
+from torch import Tensor
+
+from carnelian_training import strict_yaml
+from carnelian_training.foreign.options import Options
+from carnelian_training.replacement import replaced
+from carnelian_training.weight_files import (
+    PICKLE,
+    SMALL,
+    ZIP,
+    CheckpointError,
+    check_undamaged,
+    check_unpacked_size,
+    torch_reason,
+)
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+CONFIG_FILE, WEIGHTS_FILE = "model_config.yaml", "model_weights.ckpt"
+
+
+class _Header(tarfile.TarInfo):
+    """A header that must be small unless it is a file's: `tarfile` reads other content (long names) into memory."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> "Self":
+        header = super().frombuf(buf, encoding, errors)
+        if header.type not in tarfile.REGULAR_TYPES and header.size > SMALL:
+            raise tarfile.ReadError(f"a header has {header.size:,} bytes")
+        return header
+
+
+def read(path: Path) -> tuple[Options, dict[str, Tensor]]:
+    """Read NeMo's configuration and the tensors of a `.nemo` file, without unpacking it to disk or loading its classes.
+
+    Raises:
+        CheckpointError: The file is not such an archive, is far larger unpacked, or lacks one of the two parts.
+    """
+    parts: dict[str, bytes] = {}
+    unpacked = 0
+    try:
+        packed = path.stat().st_size
+        with tarfile.open(path, "r:*", tarinfo=_Header) as archive:
+            for member in archive:
+                unpacked += member.size
+                check_unpacked_size(path, unpacked, packed)
+                name = PurePosixPath(member.name).name
+                if name in (CONFIG_FILE, WEIGHTS_FILE) and (file := archive.extractfile(member)) is not None:
+                    assert isinstance(file, io.BufferedReader)
+                    if name == WEIGHTS_FILE and not file.peek(len(ZIP)).startswith((ZIP, PICKLE)):
+                        raise CheckpointError(f"{path}: {WEIGHTS_FILE} must be a file of PyTorch's, but is none")
+                    parts[name] = file.read()
+    except (tarfile.TarError, EOFError, OSError, zlib.error, lzma.LZMAError) as error:  # OSError: from bzip2
+        if getattr(error, "errno", None) is not None:
+            raise
+        why = str(error).partition(":\n")[0]  # if it is no archive, a line for each compression would follow
+        raise CheckpointError(f"{path} must be a whole tar archive, as .nemo files are, but is not: {why}") from error
+    for name in (CONFIG_FILE, WEIGHTS_FILE):
+        if name not in parts:
+            raise CheckpointError(f"{path} must hold {name}, but does not")
+    check_undamaged(path, io.BytesIO(parts[WEIGHTS_FILE]))
+    try:
+        tree = strict_yaml.load(parts[CONFIG_FILE], unique_keys=False)
+        tensors = torch.load(io.BytesIO(parts[WEIGHTS_FILE]), map_location="cpu", weights_only=True)
+    except Exception as error:  # the exceptions for a damaged file have no common base in PyTorch
+        raise CheckpointError(f"{path} cannot be read: {torch_reason(error)}") from error
+    if not isinstance(tree, dict) or not isinstance(tensors, dict):
+        raise CheckpointError(f"{path}: {CONFIG_FILE} and {WEIGHTS_FILE} must hold mappings, but do not")
+    return tree.get("model", tree) if "encoder" not in tree else tree, tensors
+
+
+def write(path: Path, tree: Options, tensors: dict[str, Tensor]) -> None:
+    """Write a `.nemo` file of NeMo's configuration and tensors."""
+    buffer = io.BytesIO()
+    torch.save(tensors, buffer)
+    parts = {
+        CONFIG_FILE: yaml.safe_dump(tree, sort_keys=False, allow_unicode=True).encode(),
+        WEIGHTS_FILE: buffer.getvalue(),
+    }
+    with replaced(path) as partial, tarfile.open(partial, "w") as archive:
+        for name, content in parts.items():
+            member = tarfile.TarInfo(name)
+            member.size, member.mode = len(content), 0o644
+            archive.addfile(member, io.BytesIO(content))
