@@ -1,6 +1,5 @@
 """Speed perturbation on disk (Ko et al. 2015), for tools that cannot do it while reading, as training here does."""
 
-import io
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -8,11 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import soundfile
 import soxr
 from tqdm import tqdm
 
-from carnelian_training.data.audio import encoded, error_words
+from carnelian_training.data.audio import read_samples
 from carnelian_training.data.defects import sound_defect
 from carnelian_training.data.manifest import Clip, read_manifest, write_manifest
 from carnelian_training.data.sound_file import write_sound
@@ -56,10 +54,7 @@ def perturb(manifest: Path, directory: Path, speeds: Sequence[float]) -> Path:
 
 
 def _write(clip: Clip, target: Path, speed: float) -> Clip:
-    try:
-        samples, rate_hz = soundfile.read(io.BytesIO(encoded(clip).tobytes()), dtype="float32", always_2d=True)
-    except (OSError, RuntimeError) as error:
-        raise ValueError(f"{clip.title} cannot be read: {error_words(error)}") from error
+    samples, rate_hz = read_samples(clip)
     sound = samples.mean(1)
     num_samples = round(len(sound) / rate_hz * SAMPLE_RATE_HZ)
     if defect := sound_defect(clip, num_samples, bool(np.isfinite(sound).all())):

@@ -60,13 +60,13 @@ class Sounds:
 
     @classmethod
     def find(cls, config: AugmentConfig) -> "Sounds":
-        """List the configured folders, subfolders included, in an order that does not depend on the file system.
+        """List the sounds of the configured folders.
 
         Raises:
             ConfigError: A folder holds no sound file.
         """
-        rooms = _sound_files(config.reverberation.path) if config.reverberation else ()
-        return cls(rooms, _sound_files(config.noise.path) if config.noise else ())
+        rooms = _find_some(config.reverberation.path) if config.reverberation else ()
+        return cls(rooms, _find_some(config.noise.path) if config.noise else ())
 
     def draw(self, config: AugmentConfig, rng: random.Random) -> Disturbance:
         """Draw the disturbance of one clip; each kind has its own probability, independent of the others."""
@@ -189,8 +189,13 @@ def disturb(signal: Signal, room: Signal, noise: Signal, disturbance: Disturbanc
     return signal.astype(np.float32)
 
 
-def _sound_files(folder: Path) -> tuple[Path, ...]:
-    files = tuple(sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES))
+def find_sounds(folder: Path) -> tuple[Path, ...]:
+    """List the sound files of a folder, subfolders included, in an order that does not depend on the file system."""
+    return tuple(sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES))
+
+
+def _find_some(folder: Path) -> tuple[Path, ...]:
+    files = find_sounds(folder)
     if not files:
         raise ConfigError(f"{folder} must hold sound files ({', '.join(sorted(SUFFIXES))}), but none was found")
     return files

@@ -71,6 +71,19 @@ def encoded(clip: Clip) -> Encoded:
         raise RuntimeError(error.error_string) from error  # str(error) may name an object in memory
 
 
+def read_samples(clip: Clip) -> tuple[Samples, int]:
+    """Read a clip: [samples, channels] float32, and their rate in Hz.
+
+    Raises:
+        ValueError: The clip cannot be read; the message names it and says why, as :func:`encoded` does.
+    """
+    try:
+        samples, rate_hz = soundfile.read(io.BytesIO(encoded(clip).tobytes()), dtype="float32", always_2d=True)
+    except (OSError, RuntimeError) as error:
+        raise ValueError(f"{clip.title} cannot be read: {error_words(error)}") from error
+    return samples, rate_hz
+
+
 def _whole(clip: Clip) -> Encoded:
     data = _repaired(clip.audio_filepath.read_bytes())
     if joined_format(data):

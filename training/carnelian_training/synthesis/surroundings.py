@@ -5,17 +5,15 @@ and, from a manifest, babble of several voices at once. Rooms are impulse respon
 sound and a tail of noise that decays exponentially, high frequencies fastest.
 """
 
-import io
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import soundfile
 from tqdm import tqdm
 
-from carnelian_training.data.acoustics import SUFFIXES, to_mono_16khz
-from carnelian_training.data.audio import encoded, error_words
+from carnelian_training.data.acoustics import find_sounds, to_mono_16khz
+from carnelian_training.data.audio import read_samples
 from carnelian_training.data.defects import SILENT_RMS
 from carnelian_training.data.manifest import Clip
 from carnelian_training.data.sound_file import write_sound
@@ -35,7 +33,7 @@ def write_surroundings(directory: Path, seed: int, rooms: int, noises: int, voic
     """
     for folder, count in ((directory / "rooms", rooms), (directory / "noise", noises)):
         made = {folder / f"{i:04d}.wav" for i in range(count)}
-        others = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path not in made)
+        others = [path for path in find_sounds(folder) if path not in made]
         if count and others:
             raise ValueError(
                 f"{folder} must hold no other sounds than are made, for training reads all, but has "
@@ -98,11 +96,7 @@ def babble(voices: Sequence[Clip], rng: np.random.Generator) -> Signal:
 
 
 def _read_voice(clip: Clip) -> Signal:
-    try:
-        sound = io.BytesIO(encoded(clip).tobytes())
-        voice = to_mono_16khz(*soundfile.read(sound, dtype="float32", always_2d=True)).astype(np.float64)
-    except (OSError, RuntimeError) as error:
-        raise ValueError(f"{clip.title} cannot be read: {error_words(error)}") from error
+    voice = to_mono_16khz(*read_samples(clip)).astype(np.float64)
     rms = np.sqrt(np.mean(voice**2)) if len(voice) else 0.0
     if not SILENT_RMS <= rms < np.inf:
         raise ValueError(
