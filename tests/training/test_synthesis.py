@@ -12,6 +12,7 @@ import soundfile
 from carnelian_training.cli import main
 from carnelian_training.data.manifest import Clip, read_manifest
 from carnelian_training.synthesis import corpus, texts, voices
+from carnelian_training.synthesis.sentences import LIMITS, read_sentences
 from carnelian_training.text import to_labels
 
 PROSE = """
@@ -53,7 +54,7 @@ def names(out):
 
 
 def test_prose_becomes_sentences_without_headings(prose):
-    [sentences] = texts.read_sentences(texts.choose_sources([prose])).values()
+    [sentences] = read_sentences(texts.choose_sources([prose])).values()
     spoken = " ".join(sentence.spoken for sentence in sentences)
     assert "Who is there? asked the miller; nobody answered him. Mister Hill had bought twelve horses." in spoken
     for refused in ("CHAPTER", "U.S.", "café", '"'):
@@ -61,23 +62,23 @@ def test_prose_becomes_sentences_without_headings(prose):
 
 
 def test_clips_have_readable_lengths(prose):
-    [sentences] = texts.read_sentences(texts.choose_sources([prose])).values()
-    assert all(texts.MIN_CHARACTERS <= len(sentence.spoken) <= texts.LIMITS[1] for sentence in sentences)
+    [sentences] = read_sentences(texts.choose_sources([prose])).values()
+    assert all(texts.MIN_CHARACTERS <= len(sentence.spoken) <= LIMITS[1] for sentence in sentences)
     assert any("better than anybody" in sentence.spoken for sentence in sentences)  # the long one was divided
 
 
 def test_labels_are_those_of_what_is_spoken(prose):
-    [sentences] = texts.read_sentences(texts.choose_sources([prose])).values()
+    [sentences] = read_sentences(texts.choose_sources([prose])).values()
     assert [sentence.labels for sentence in sentences] == [to_labels(sentence.spoken) for sentence in sentences]
 
 
 def test_a_sentence_occurs_once_across_texts(tmp_path, prose):
     copy = tmp_path / "copy.txt"
     copy.write_text("Nobody had seen the old man again.\nNobody had seen the old man again!\n", encoding="utf-8")
-    found = texts.read_sentences(texts.choose_sources([prose, str(copy)]))
+    found = read_sentences(texts.choose_sources([prose, str(copy)]))
     assert [sentence.labels for sentence in found["copy"]] == ["nobody had seen the old man again"]
     with pytest.raises(ValueError, match="that no other text has"):
-        texts.read_sentences([*texts.choose_sources([prose]), replace(texts.choose_sources([prose])[0], name="again")])
+        read_sentences([*texts.choose_sources([prose]), replace(texts.choose_sources([prose])[0], name="again")])
 
 
 def test_files_of_one_name_are_both_read(tmp_path):
@@ -85,7 +86,7 @@ def test_files_of_one_name_are_both_read(tmp_path):
     for path, text in zip(paths, ("Nobody had seen the old man.", "Somebody had met the young woman."), strict=True):
         path.parent.mkdir()
         path.write_text(text + "\n", encoding="utf-8")
-    found = texts.read_sentences(texts.choose_sources(list(map(str, paths))))
+    found = read_sentences(texts.choose_sources(list(map(str, paths))))
     assert [sentence.labels.split()[0] for sentence in found["book"]] == ["nobody", "somebody"]
 
 
@@ -99,7 +100,7 @@ def test_packaged_texts_give_prose(name):
     source = texts.SOURCES[name]
     if (hint := source.install_hint()) is not None:
         pytest.skip(f"not installed: {hint}")
-    [sentences] = texts.read_sentences([source]).values()
+    [sentences] = read_sentences([source]).values()
     assert len(sentences) > 20_000
     labels = {sentence.labels for sentence in sentences}
     assert len(labels) == len(sentences)
@@ -130,7 +131,7 @@ def test_the_seed_decides_the_plan(prose):
 
 
 def test_the_plan_says_every_sentence_once(prose):
-    [sentences] = texts.read_sentences(texts.choose_sources([prose])).values()
+    [sentences] = read_sentences(texts.choose_sources([prose])).values()
     assert sorted(u.sentence.labels for u in plan(prose)) == sorted(sentence.labels for sentence in sentences)
 
 

@@ -33,7 +33,8 @@ from tqdm import tqdm
 
 from carnelian_training.data.manifest import Clip, read_manifest, write_manifest
 from carnelian_training.data.sound_file import write_sound
-from carnelian_training.synthesis.texts import Sentence, Source, choose_sources, read_sentences
+from carnelian_training.synthesis.sentences import Sentence, read_sentences
+from carnelian_training.synthesis.texts import Source, choose_sources
 from carnelian_training.synthesis.voices import SAMPLE_RATE_HZ, Voice, choose_voices, render
 
 logger = logging.getLogger(__name__)
