@@ -13,6 +13,7 @@ from carnelian_training.cli import main
 from carnelian_training.data.manifest import Clip, read_manifest
 from carnelian_training.synthesis import corpus, texts, voices
 from carnelian_training.synthesis.sentences import LIMITS, read_sentences
+from carnelian_training.synthesis.utterances import find_fault, make_clip, plan_utterances
 from carnelian_training.text import to_labels
 
 PROSE = """
@@ -121,7 +122,7 @@ def test_sense_and_sensibility_is_left_out():
 
 def plan(prose, seed=1):
     chosen = [voices.VOICES[0], voices.VOICES[-1]]
-    return list(corpus.plan_utterances(texts.choose_sources([prose]), chosen, seed))
+    return list(plan_utterances(texts.choose_sources([prose]), chosen, seed))
 
 
 def test_the_seed_decides_the_plan(prose):
@@ -156,7 +157,7 @@ def test_any_part_of_the_plan_has_the_mix_of_the_whole():
         read=lambda: (f"This is sentence number {number}." for number in range(6000)),
         install_hint=lambda: None,
     )
-    utterances = corpus.plan_utterances([source], voices.VOICES, 1)
+    utterances = plan_utterances([source], voices.VOICES, 1)
     shares = sum(voice.share for voice in voices.VOICES)
     for _ in range(3):
         part = list(itertools.islice(utterances, 2000))
@@ -174,11 +175,11 @@ def test_formant_speech_is_rare():
 def test_speech_that_cannot_be_the_sentence_is_found_out():
     noise = np.random.default_rng(0).uniform(-0.5, 0.5, 3 * 16000).astype(np.float32)
     labels = "a sentence of three seconds at a common pace"
-    assert corpus.find_fault(noise, labels) is None
-    assert "silent" in corpus.find_fault(noise * 0, labels)
-    assert "silent" in corpus.find_fault(noise * np.float32("nan"), labels)
-    assert "outside" in corpus.find_fault(noise[:1000], labels)
-    assert "letters per second" in corpus.find_fault(noise, labels * 10)
+    assert find_fault(noise, labels) is None
+    assert "silent" in find_fault(noise * 0, labels)
+    assert "silent" in find_fault(noise * np.float32("nan"), labels)
+    assert "outside" in find_fault(noise[:1000], labels)
+    assert "letters per second" in find_fault(noise, labels * 10)
 
 
 # The corpus
@@ -302,8 +303,8 @@ def test_a_full_disk_is_no_sentence_to_leave_out(tmp_path, prose, monkeypatch):
         def fail(*_):
             raise OSError(number, os.strerror(number))
 
-        monkeypatch.setattr(corpus, "render", fail)
-        return corpus.make_clip(plan(prose)[0], tmp_path)
+        monkeypatch.setattr("carnelian_training.synthesis.utterances.render", fail)
+        return make_clip(plan(prose)[0], tmp_path)
 
     assert fail_with(errno.EPIPE) == "BrokenPipeError: [Errno 32] Broken pipe"
     with pytest.raises(OSError, match="No space left"):

@@ -5,7 +5,8 @@ from concurrent.futures import ProcessPoolExecutor
 
 import numpy as np
 import pytest
-from carnelian_training.synthesis import corpus, engines, voices
+from carnelian_training.synthesis import engines, voices
+from carnelian_training.synthesis.utterances import find_fault
 from carnelian_training.text import to_labels
 
 
@@ -73,7 +74,7 @@ def test_a_voice_speaks(voice):
     text = "The old man had forty-two horses, and none of them was white."
     speech = voices.render(voice, text, speaker, 1.0, 1.0, 3)
     assert speech.dtype == np.float32
-    assert corpus.find_fault(speech, to_labels(text)) is None
+    assert find_fault(speech, to_labels(text)) is None
 
 
 @pytest.mark.parametrize("voice", voices.VOICES, ids=lambda voice: voice.name)

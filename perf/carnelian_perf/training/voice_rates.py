@@ -14,8 +14,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from carnelian_training.synthesis.corpus import plan_utterances
 from carnelian_training.synthesis.texts import choose_sources
+from carnelian_training.synthesis.utterances import plan_utterances
 from carnelian_training.synthesis.voices import SAMPLE_RATE_HZ, VOICES, choose_voices, render
 
 from carnelian_perf.machine import name_cpu
