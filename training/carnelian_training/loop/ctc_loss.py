@@ -13,6 +13,7 @@ from carnelian_training.data.plan import Item
 from carnelian_training.data.span_masks import channel_mask, time_mask
 from carnelian_training.features import FeatureSettings
 from carnelian_training.loop.task import Objective
+from carnelian_training.models.masked import frames_within
 from carnelian_training.models.wav2vec2 import Wav2Vec2Config
 from carnelian_training.precision import autocast
 
@@ -76,7 +77,7 @@ def disagreement(one: Tensor, other: Tensor, lengths: Tensor) -> Tensor:
     """
     towards_other = F.kl_div(one, other.detach(), reduction="none", log_target=True)
     towards_one = F.kl_div(other, one.detach(), reduction="none", log_target=True)
-    real = torch.arange(one.shape[1], device=one.device) < lengths[:, None]
+    real = frames_within(lengths, one.shape[1])
     return ((towards_other + towards_one).sum(2) / 2).masked_fill(~real, 0.0).sum(1)
 
 

@@ -8,9 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from carnelian_training.models.masked import frames_within, zero_unless
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,8 +56,7 @@ class Resampling(nn.Module):
     def shorten(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Pool frames [batch, frames, width] to groups [batch, groups, width]; return these and their lengths."""
         batch, frames, width = x.shape
-        valid = torch.arange(frames, device=x.device) < lengths[:, None]
-        x = torch.where(valid[:, :, None], x, torch.zeros((), dtype=x.dtype, device=x.device))
+        x = zero_unless(frames_within(lengths, frames)[:, :, None], x)
         # Not -frames % factor: ONNX rounds quotients towards zero.
         groups = (frames + self.factor - 1) // self.factor
         x = F.pad(x, (0, 0, 0, groups * self.factor - frames))

@@ -1,6 +1,6 @@
 """Building blocks whose result for a clip never depends on the padding after it.
 
-Everything works on [batch, channels, 1, frames]: ONNX Runtime's and oneDNN's kernels for 2-D convolutions of height 1
+The modules work on [batch, channels, 1, frames]: ONNX Runtime's and oneDNN's kernels for 2-D convolutions of height 1
 are several times faster than those for 1-D convolutions, above all with channels last.
 """
 
@@ -17,6 +17,16 @@ its Convolution.cpp). A smaller batch goes to a matrix product that is half as f
 smaller batches fold time into the batch if the number of frames is a multiple of this."""
 
 
+def frames_within(lengths: Tensor, frames: int) -> Tensor:
+    """Return the mask of a clip's own frames, [batch, frames] bool, from `lengths` [batch]."""
+    return torch.arange(frames, device=lengths.device) < lengths[:, None]
+
+
+def zero_unless(valid: Tensor, x: Tensor) -> Tensor:
+    """Zero `x` where the mask `valid`, which broadcasts to it, is False; even NaN, which times zero would stay NaN."""
+    return torch.where(valid, x, torch.zeros((), dtype=x.dtype, device=x.device))
+
+
 class Mask:
     """The frames of a batch that belong to a clip; the others are padding.
 
@@ -31,11 +41,11 @@ class Mask:
     @classmethod
     def from_lengths(cls, lengths: Tensor, frames: int) -> "Mask":
         """Return the mask of clips of `lengths` [batch] frames, each at the start of its row of `frames` frames."""
-        return cls((torch.arange(frames, device=lengths.device) < lengths[:, None])[:, None, None, :])
+        return cls(frames_within(lengths, frames)[:, None, None, :])
 
     def apply(self, x: Tensor) -> Tensor:
-        """Zero the padding of `x` [batch, channels, 1, frames], NaN included (a product with zero would keep NaN)."""
-        return torch.where(self.valid, x, torch.zeros((), dtype=x.dtype, device=x.device))
+        """Zero the padding of `x` [batch, channels, 1, frames], NaN included."""
+        return zero_unless(self.valid, x)
 
     @property
     def rows(self) -> Tensor | None:

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from carnelian_training.checks import check_at_least_one, check_below_one, check_not_negative, check_positive
-from carnelian_training.models.wav2vec2 import Wav2Vec2Body, Wav2Vec2Config, frames_within, initialise
+from carnelian_training.models.masked import frames_within, zero_unless
+from carnelian_training.models.wav2vec2 import Wav2Vec2Body, Wav2Vec2Config, initialise
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,8 +184,7 @@ class Wav2Vec2Pretraining(Wav2Vec2Body):
         """
         frames, ends = self.extract(features, lengths)
         valid = frames_within(ends, frames.shape[1])
-        squares = torch.where(valid, frames.float().square().mean(2), torch.zeros((), device=frames.device))
-        penalty = squares.sum(1) / ends.clamp(min=1)
+        penalty = zero_unless(valid, frames.float().square().mean(2)).sum(1) / ends.clamp(min=1)
         normalised = self.extractor_norm(frames)
         index, real = hidden_frames(time_mask)
         generators = [torch.Generator(frames.device).manual_seed(seed) for seed in seeds]

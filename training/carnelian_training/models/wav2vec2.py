@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from carnelian_training.checks import check_at_least_one, check_below_one, check_positive, check_probability
 from carnelian_training.models.hourglass import HourglassConfig, Resampling, run_hourglass
+from carnelian_training.models.masked import frames_within, zero_unless
 from carnelian_training.models.network import CtcNetwork
 
 
@@ -145,9 +146,9 @@ class ClipNorm(nn.Module):
         """Normalise `x` [batch, channels, frames]; frames past `lengths` [batch] all get the same value per channel."""
         valid = frames_within(lengths, x.shape[2])[:, None]
         count = lengths.clamp(min=1)[:, None, None].float()
-        x = torch.where(valid, x.float(), torch.zeros((), device=x.device))
+        x = zero_unless(valid, x.float())
         mean = x.sum(2, keepdim=True) / count
-        centred = torch.where(valid, x - mean, torch.zeros((), device=x.device))
+        centred = zero_unless(valid, x - mean)
         # ONNX Runtime's sum of 190,000 equal numbers has an error of 1e-4, which changes the log-probabilities of
         # silence with an offset by 0.7. So the mean of the centred values is subtracted too. It is merged into the
         # bias, so that no other tensor of this size is written.
@@ -350,8 +351,7 @@ class Wav2Vec2Body(nn.Module):
             x = x + 0.0 * self.mask_embedding.sum()  # a gradient of zero, for the reason in `_run`
         if channel_mask is not None:
             x = x.masked_fill(channel_mask[:, None], 0.0)
-        valid = frames_within(lengths, x.shape[1])
-        x = torch.where(valid[:, :, None], x, torch.zeros((), dtype=x.dtype, device=x.device))
+        x = zero_unless(frames_within(lengths, x.shape[1])[:, :, None], x)
         x = x + self.positions(x)
         if not self.config.norm_first:
             x = self.norm(x)
@@ -409,11 +409,6 @@ def initialise(module: nn.Module) -> None:
     if isinstance(module, nn.Linear):
         nn.init.normal_(module.weight, std=0.02)
         nn.init.zeros_(module.bias)
-
-
-def frames_within(lengths: Tensor, frames: int) -> Tensor:
-    """Return the mask of a clip's own frames, [batch, frames] bool, from `lengths` [batch]."""
-    return torch.arange(frames, device=lengths.device) < lengths[:, None]
 
 
 def max_of(size: int, least: int) -> int:
