@@ -17,7 +17,8 @@ from carnelian_training.cli import main
 from carnelian_training.data.manifest import Clip
 from carnelian_training.evaluation.error_rates import Evaluation, render
 from carnelian_training.loop import plot
-from carnelian_training.loop.plot import draw, read_metrics
+from carnelian_training.loop.metrics import read_metrics
+from carnelian_training.loop.plot import draw
 from carnelian_training.loop.report import Report
 from carnelian_training.loop.train import train
 from carnelian_training.replacement import WriteError

@@ -14,7 +14,7 @@ from carnelian_training.config import ManifestConfig, NoiseConfig
 from carnelian_training.config_errors import ConfigError
 from carnelian_training.data.manifest import read_manifest, write_manifest
 from carnelian_training.evaluation.evaluate import evaluate
-from carnelian_training.loop.best import error_of
+from carnelian_training.loop.metrics import error_of
 from carnelian_training.loop.recognition import read_training_clips
 from carnelian_training.loop.train import train
 

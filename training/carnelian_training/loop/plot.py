@@ -1,6 +1,5 @@
 """The plot of one or more runs: loss and evaluations over the steps, from `metrics.jsonl`."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,8 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from carnelian_training.config_errors import shown
-from carnelian_training.loop.best import error_of
+from carnelian_training.loop.metrics import error_of, read_metrics
 from carnelian_training.replacement import replaced
 
 SUFFIXES = (".png", ".svg", ".pdf")
@@ -40,28 +38,6 @@ PANELS = (
     Panel("codes", {"dev_codes_used": "used, dev", "dev_perplexity": "perplexity, dev"}, "dev_codes_used"),
 )
 """The panels below the loss, in order; each is drawn if its `sign` occurs in a record."""
-
-
-def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Read the records of a run, in order; an incomplete last line, as a killed run leaves it, is dropped.
-
-    Raises:
-        ValueError: A line is not a record of a run; the message names file and line.
-    """
-    records = []
-    # As bytes, because text would also be split at U+2028, which the name of a source may contain.
-    lines = path.read_bytes().splitlines(keepends=True)
-    for number, line in enumerate(lines, start=1):
-        try:
-            record = json.loads(line)
-            int(record["step"])
-        except (ValueError, TypeError, KeyError) as error:
-            if number == len(lines) and not line.endswith(b"\n"):
-                break
-            found = shown(line.decode(errors="replace"))
-            raise ValueError(f"{path}, line {number}: must be a JSON object with `step`, but is {found}") from error
-        records.append(record)
-    return records
 
 
 def draw(runs: Sequence[Path], target: Path) -> None:

@@ -17,7 +17,7 @@ from carnelian_training.data.validate import check_clean
 from carnelian_training.distributed import Process
 from carnelian_training.evaluation.evaluate import evaluate
 from carnelian_training.loop import contrastive
-from carnelian_training.loop.best import error_of
+from carnelian_training.loop.metrics import error_of
 from carnelian_training.loop.report import Report
 from carnelian_training.loop.state import State
 from carnelian_training.loop.task import Finding, Share

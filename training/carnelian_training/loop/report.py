@@ -18,14 +18,14 @@ from tqdm import tqdm
 
 from carnelian_training.config import Config
 from carnelian_training.evaluation.error_rates import ErrorRates, Evaluation
-from carnelian_training.loop.plot import draw, read_metrics
+from carnelian_training.loop.metrics import METRICS, drop_after
+from carnelian_training.loop.plot import draw
 from carnelian_training.loop.tensorboard import TensorBoard
-from carnelian_training.replacement import write_text, written
+from carnelian_training.replacement import written
 from carnelian_training.run_config import RunConfig
 
 logger = logging.getLogger(__name__)
 
-METRICS = "metrics.jsonl"
 SAMPLES = 2  # transcripts shown at each evaluation
 
 
@@ -52,7 +52,7 @@ class Report:
         self._restart()
         if not enabled:
             return
-        _drop_after(directory / METRICS, step, step if evaluated_step is None else evaluated_step)
+        drop_after(directory / METRICS, step, step if evaluated_step is None else evaluated_step)
         self.tensorboard = TensorBoard(directory / "tensorboard", step)
         if sys.stderr.isatty():
             self.bar = tqdm(total=config.loop.steps, initial=step, unit="step", dynamic_ncols=True)
@@ -168,15 +168,3 @@ class Report:
         with written(metrics), metrics.open("a", encoding="utf-8") as file:
             file.write(json.dumps(record, ensure_ascii=False) + "\n")
         self.tensorboard.add_scalars(record.pop("step"), record)
-
-
-def _drop_after(path: Path, step: int, evaluated_step: int) -> None:
-    """Drop records of steps after `step` and of evaluations after `evaluated_step`, which the run will repeat."""
-    if not path.exists():
-        return
-    kept = [
-        record
-        for record in read_metrics(path)
-        if record["step"] <= (evaluated_step if any(name.startswith("dev_") for name in record) else step)
-    ]
-    write_text(path, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in kept))

@@ -9,8 +9,7 @@ from pathlib import Path
 from carnelian_training import checkpoint
 from carnelian_training.config_errors import ConfigError
 from carnelian_training.config_tree import config_to_dict, flat
-from carnelian_training.loop.plot import read_metrics
-from carnelian_training.loop.report import METRICS
+from carnelian_training.loop.metrics import METRICS, read_metrics
 from carnelian_training.loop.state import PARTS, State, checkpoint_every_steps
 from carnelian_training.run_config import OF_TRAINING, SIZES_OF_PRETRAINING, RunConfig
 from carnelian_training.weight_files import CheckpointError
