@@ -9,7 +9,6 @@ from contextlib import closing
 from itertools import islice
 from pathlib import Path
 
-import torch
 from carnelian_training.config import config_from_dict
 from carnelian_training.data.manifest import read_manifest
 from carnelian_training.distributed import joined
@@ -32,9 +31,9 @@ def main(steps: int, paths: list[str]) -> None:
                     parts += share.parts
                     empty += len(share.items) < process.size
             buffers = [buffer for buffer in state.best_model.buffers() if buffer.is_floating_point()]
-            statistics = torch.stack(process.gather(torch.tensor([buffer.mean() for buffer in buffers]))).tolist()
+            statistics = process.union({process.rank: [float(buffer.mean()) for buffer in buffers]})
             if process.leads:
-                found = {"losses": losses, "parts": parts, "empty": empty, "statistics": statistics}
+                found = {"losses": losses, "parts": parts, "empty": empty, "statistics": list(statistics.values())}
                 sys.stdout.write(json.dumps(found) + "\n")
 
 

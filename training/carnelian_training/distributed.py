@@ -61,19 +61,12 @@ class Process:
         return values[0]
 
     def union(self, part: dict[int, T]) -> dict[int, T]:
-        """Merge the dictionaries of all processes; every process has to call it."""
+        """Merge the dictionaries of all processes, in the order of ranks; every process has to call it."""
         if self.size == 1:
             return part
         parts: list[dict[int, T]] = [{} for _ in range(self.size)]
         dist.all_gather_object(parts, part)
         return {key: value for found in parts for key, value in found.items()}
-
-    def gather(self, tensor: Tensor) -> list[Tensor]:
-        """Return the tensors of all processes, by rank, on the CPU; every process has to call it."""
-        tensors = [tensor.cpu()] * self.size
-        if self.size > 1:
-            dist.all_gather_object(tensors, tensor.cpu())
-        return tensors
 
     def parallel(self, model: nn.Module) -> nn.Module:
         """Wrap the model so that its backward pass gives every process the mean of all processes' gradients."""

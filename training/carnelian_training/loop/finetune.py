@@ -147,8 +147,11 @@ def frozen_stages(config: RunConfig, step: int) -> frozenset[int]:
     return frozenset(frozen)
 
 
-def freeze(model: nn.Module, config: RunConfig, step: int) -> None:
-    """Freeze the parameters and batch-norm statistics of the stages frozen at `step`; `model` is in training mode."""
+def freeze(model: nn.Module, config: RunConfig, step: int) -> frozenset[int]:
+    """Freeze the parameters and batch-norm statistics of the stages frozen at `step`, and return these stages.
+
+    `model` is in training mode.
+    """
     frozen = frozen_stages(config, step)
     if config.init.freeze:
         for name, parameter in model.named_parameters():
@@ -158,3 +161,4 @@ def freeze(model: nn.Module, config: RunConfig, step: int) -> None:
             if isinstance(module, MaskedBatchNorm):
                 is_frozen = config.loop.batch_statistics == "frozen" or config.model.stage_of(name) in frozen
                 module.train(not is_frozen)
+    return frozen

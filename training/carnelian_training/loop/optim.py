@@ -121,7 +121,7 @@ def learning_rate(config: RunConfig, step: int) -> float:
     return optimizer.min_lr + (peak - optimizer.min_lr) * 0.5 * (1 + math.cos(math.pi * progress))
 
 
-def clip_gradients(model: nn.Module, max_norm: float | None, correction: float = 1.0) -> Tensor:
+def clip_gradients(model: nn.Module, max_norm: float | None, correction: float) -> Tensor:
     """Scale the gradients by `correction`, then clip them to `max_norm` (None: do not); return the unclipped norm."""
     if correction != 1.0:
         torch._foreach_mul_([p.grad for p in model.parameters() if p.grad is not None], correction)

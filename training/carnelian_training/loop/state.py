@@ -88,8 +88,7 @@ class State:
     def prepare(self, config: RunConfig) -> nn.Module:
         """Return the network for the next step, with stages frozen, compiled and wrapped as the configuration says."""
         self.model.train()
-        finetune.freeze(self.model, config, self.step)
-        frozen = finetune.frozen_stages(config, self.step)
+        frozen = finetune.freeze(self.model, config, self.step)
         if self._network is None or frozen != self._frozen:
             network = compiled(self.model, self.process.device) if config.loop.compile else self.model
             self._network, self._frozen = self.process.parallel(network), frozen
@@ -163,10 +162,11 @@ class State:
         """Gather the memory of all processes' streams, in the order of streams; every process has to call it."""
         if self.memory is None:
             return None
+        memories = self.process.union({self.process.rank: self.memory.cpu()})
         # Process i has the streams i, i + processes, ...
-        return torch.stack(self.process.gather(self.memory), dim=2).flatten(1, 2)
+        return torch.stack(list(memories.values()), dim=2).flatten(1, 2)
 
-    def save(self, path: Path, config: RunConfig, memory: Tensor | None = None) -> None:
+    def save(self, path: Path, config: RunConfig, memory: Tensor | None) -> None:
         """Write a checkpoint, whose `weights` are those of :attr:`best_model`.
 
         `memory` is that of all processes' streams, from :meth:`whole_memory`.

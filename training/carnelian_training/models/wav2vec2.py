@@ -136,11 +136,12 @@ class Wav2Vec2Config:
 class ClipNorm(nn.Module):
     """Group norm with one group per channel, over the clip's own frames only."""
 
-    def __init__(self, channels: int, eps: float = 1e-5) -> None:
+    eps = 1e-5
+
+    def __init__(self, channels: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(channels))
         self.bias = nn.Parameter(torch.zeros(channels))
-        self.eps = eps
 
     def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
         """Normalise `x` [batch, channels, frames]; frames past `lengths` [batch] all get the same value per channel."""
