@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,27 +21,13 @@ MOST_TOKENS = 16_384
 """The most tokens that are scored at once, padding included."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Perplexity:
-    """The log-probability that a network gives to sentences, and the counts for perplexities."""
+class Perplexity(NamedTuple):
+    """The perplexity of a network on sentences."""
 
-    log_prob: float
-    """The natural log-probability of all sentences together, their ends included."""
-    sentences: int
-    words: int
-    """The number of words, without sentence ends."""
-    tokens: int
-    """The number of tokens, without sentence ends."""
-
-    @property
-    def per_token(self) -> float:
-        """The perplexity per token and sentence end."""
-        return math.exp(-self.log_prob / max(1, self.tokens + self.sentences))
-
-    @property
-    def per_word(self) -> float:
-        """The perplexity per word and sentence end, as for n-gram models. A network knows all words."""
-        return math.exp(-self.log_prob / max(1, self.words + self.sentences))
+    per_token: float
+    """The perplexity per token and sentence end."""
+    per_word: float
+    """The perplexity per word and sentence end, as for n-gram models. A network knows all words."""
 
 
 @dataclass(frozen=True)
@@ -68,16 +55,18 @@ def interpolate(scores: Sequence[WordScores]) -> WordScores:
 def measure_perplexity(
     network: TransformerXl, sentences: Sequence[str], segment: int, process: Process | None = None
 ) -> Perplexity:
-    """Compute a network's log-probability of sentences, each read without context.
+    """Measure a network's perplexity on sentences, each read without context.
 
     All processes must call this, with equal weights, and each scores its share. `segment` tokens are read at once; the
     result does not depend on it.
     """
     process = process or Process(next(network.parameters()).device)
     encoded = Tokenizer(network.tokenizer).encode(sentences)
-    log_prob = score_sentences(network, encoded[process.rank :: process.size], segment).sum()
-    words, tokens = sum(len(sentence.split()) for sentence in sentences), sum(map(len, encoded))
-    return Perplexity(log_prob=float(process.total(log_prob)), sentences=len(sentences), words=words, tokens=tokens)
+    own = score_sentences(network, encoded[process.rank :: process.size], segment)
+    log_prob = float(process.total(own.sum()))
+    tokens, words = sum(map(len, encoded)), sum(len(sentence.split()) for sentence in sentences)
+    per_token, per_word = (math.exp(-log_prob / max(1, count + len(sentences))) for count in (tokens, words))
+    return Perplexity(per_token, per_word)
 
 
 def score_words(network: TransformerXl, sentences: Sequence[str], segment: int) -> WordScores:
