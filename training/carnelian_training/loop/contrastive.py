@@ -39,8 +39,7 @@ class ContrastiveObjective(Objective):
         self.step, self.process = step, process
         self.part = 0
         self.mean_usage: Tensor | None = None
-        self.sums = torch.zeros(3, device=process.device)  # loss, hits, hidden frames
-        self.codes = torch.zeros(2, self.settings.groups, self.settings.codes, device=process.device)
+        self.sums = no_sums(self.settings, process)
 
     def planned(self, items: Sequence[Item]) -> float:
         """Return an estimate of the step's hidden frames: half of all frames. The loop corrects it later."""
@@ -69,7 +68,7 @@ class ContrastiveObjective(Objective):
         temperature = self.settings.temperature_at(self.step)
         with autocast(self.process.device, self.config.loop.precision):
             contrast: Contrast = network(**inputs, seeds=batch.seeds, temperature=temperature)
-        self._count(contrast)
+        self.sums += sums_of(contrast).detach()
         mean = self.mean_usage
         if mean is None:
             usage, hidden = contrast.usage.detach().sum(0), contrast.hidden.sum()
@@ -83,10 +82,8 @@ class ContrastiveObjective(Objective):
 
     def measured(self) -> Mapping[str, float]:
         """Return the step's contrastive loss, accuracy, perplexity and number of codes used, and the temperature."""
-        total = self.process.total(torch.cat([self.sums, self.codes.flatten()]))
-        return figures(total[:3], total[3:].view_as(self.codes)) | {
-            "temperature": self.settings.temperature_at(self.step)
-        }
+        found = figures(self.process.total(self.sums), self.settings)
+        return found | {"temperature": self.settings.temperature_at(self.step)}
 
     def _seed(self, part: int) -> None:
         """Seed the random generator by step, process and part, so that a repeated part draws the same dropout."""
@@ -97,11 +94,6 @@ class ContrastiveObjective(Objective):
         """Return the mean code usage over all processes, [groups, codes], from this process's sums."""
         total = self.process.total(total)
         return (total[:-1] / total[-1].clamp(min=1)).view(self.settings.groups, self.settings.codes)
-
-    def _count(self, contrast: Contrast) -> None:
-        found = [tensor.detach().sum() for tensor in (contrast.loss, contrast.hits, contrast.hidden)]
-        self.sums += torch.stack(found)
-        self.codes += torch.stack([contrast.usage.detach().sum(0), contrast.chosen.detach().sum(0)])
 
 
 @torch.enable_grad()
@@ -124,17 +116,29 @@ def perplexity(usage: Tensor) -> Tensor:
     return torch.exp(-(usage * torch.log(usage + 1e-7)).sum(1)).sum()
 
 
-def figures(sums: Tensor, codes: Tensor) -> dict[str, float]:
-    """Compute the figures of the log from sums.
+def no_sums(settings: PretrainingConfig, process: Process) -> Tensor:
+    """Return zeros to add :func:`sums_of` to."""
+    return torch.zeros(3 + 2 * settings.groups * settings.codes, device=process.device)
 
-    Args:
-        sums: [3], loss, hits and hidden frames.
-        codes: [2, groups, codes], the summed probability of each code and how often each was the most probable.
+
+def sums_of(contrast: Contrast) -> Tensor:
+    """Return what :func:`figures` needs of a batch, in one tensor: [3 + 2 * groups * codes] float32.
+
+    They are loss, hits and hidden frames, the summed probability of each code, and how often each was the most
+    probable.
+    """
+    counts = torch.stack([values.sum() for values in (contrast.loss, contrast.hits, contrast.hidden)])
+    return torch.cat([counts, contrast.usage.sum(0).flatten(), contrast.chosen.sum(0).flatten()])
+
+
+def figures(sums: Tensor, settings: PretrainingConfig) -> dict[str, float]:
+    """Compute the figures of the log from the :func:`sums_of` batches.
 
     Returns:
         `contrastive_loss` and `accuracy` per hidden frame, `perplexity` and `codes_used`.
     """
-    loss, hits, hidden = sums.tolist()
+    loss, hits, hidden = sums[:3].tolist()
+    codes = sums[3:].view(2, settings.groups, settings.codes)
     if not hidden:
         return {"contrastive_loss": math.nan, "accuracy": math.nan, "perplexity": math.nan, "codes_used": 0.0}
     return {
@@ -160,13 +164,9 @@ def evaluate(model: Wav2Vec2Pretraining, config: Config, manifest: Path, process
     items = [Item(clip, seed=seed) for seed, clip in enumerate(read_clips(manifest))]
     items.sort(key=lambda item: item.duration_s)
     shares = group(items, batch_s(config))[process.rank :: process.size]
-    sums = torch.zeros(3, device=process.device)
-    settings: PretrainingConfig = model.settings
-    codes = torch.zeros(2, settings.groups, settings.codes, device=process.device)
+    sums = no_sums(model.settings, process)
     for batch in load(shares, config.features, config.data.num_threads):
         with full_precision():
             contrast = model(**augmented(batch, config, process.device), seeds=batch.seeds)
-        sums += torch.stack([contrast.loss.sum(), contrast.hits.sum(), contrast.hidden.sum()])
-        codes += torch.stack([contrast.usage.sum(0), contrast.chosen.sum(0)])
-    total = process.total(torch.cat([sums, codes.flatten()]))
-    return {f"dev_{name}": value for name, value in figures(total[:3], total[3:].view_as(codes)).items()}
+        sums += sums_of(contrast)
+    return {f"dev_{name}": value for name, value in figures(process.total(sums), model.settings).items()}
