@@ -70,6 +70,17 @@ def hf_folder(tmp_path):
 
 
 @pytest.fixture(scope="session")
+def set_keys():
+    """Set keys of a JSON file, which is made if it is not there: `set_keys(path, unk_token="?")`; None removes one."""
+
+    def write(path, **keys):
+        content = (json.loads(path.read_text()) if path.is_file() else {}) | keys
+        path.write_text(json.dumps({name: value for name, value in content.items() if value is not None}))
+
+    return write
+
+
+@pytest.fixture(scope="session")
 def changed():
     """A configuration with some fields of its sections replaced, as in `changed(config, loop={"steps": 3})`."""
 

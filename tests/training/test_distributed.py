@@ -12,6 +12,7 @@ import pytest
 import yaml
 from carnelian_training.config_tree import config_to_dict
 from carnelian_training.distributed import joined
+from carnelian_training.loop.metrics import read_metrics
 from carnelian_training.loop.run_checkpoints import checkpoints
 from carnelian_training.loop_config import OptimizerConfig
 
@@ -94,7 +95,7 @@ def test_a_killed_process_restarts_all_from_the_last_checkpoint(tiny_config, tmp
     assert job.returncode == 0, log
     resumed = int(re.search(r"resuming .* at step (\d+)", log)[1])
     assert 1 <= resumed < 16
-    records = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
+    records = read_metrics(tmp_path / "run" / "metrics.jsonl")
     assert [record["step"] for record in records if "loss" in record] == list(range(1, 17))
 
 

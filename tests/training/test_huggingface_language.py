@@ -25,11 +25,6 @@ def folder(tmp_path):
     return shutil.copytree(REFERENCES / "wav2vec2_adapters", tmp_path / "mms")
 
 
-def changed(path: Path, **options) -> None:
-    content = (json.loads(path.read_text()) if path.is_file() else {}) | options
-    path.write_text(json.dumps({name: value for name, value in content.items() if value is not None}))
-
-
 def said_by_transformers(language: str, i: int) -> torch.Tensor:
     """Log-probabilities among characters and blank: [frames, labels + 1]."""
     said = np.load(REFERENCES / "wav2vec2_adapters" / "said.npz")
@@ -70,37 +65,37 @@ def test_without_a_choice_the_languages_are_told(folder, tmp_path, call):
 
 
 @pytest.mark.parametrize("missing", ["weights", "vocabulary"])
-def test_a_language_needs_weights_and_a_vocabulary(folder, missing):
+def test_a_language_needs_weights_and_a_vocabulary(folder, missing, set_keys):
     if missing == "weights":
         (folder / "adapter.fra.bin").unlink()
     else:
-        changed(folder / "vocab.json", fra=None)
+        set_keys(folder / "vocab.json", fra=None)
     with pytest.raises(CheckpointError, match=r"must have the language 'fra', but has deu, eng: .* adapter\.LANGUAGE"):
         sources.read(folder, language="fra")
 
 
-def test_the_only_language_needs_no_choice(folder):
+def test_the_only_language_needs_no_choice(folder, set_keys):
     expected = sources.read(folder, "same", language="deu")
     (folder / "adapter.fra.bin").unlink()
-    changed(folder / "tokenizer_config.json", target_lang="deu")
+    set_keys(folder / "tokenizer_config.json", target_lang="deu")
     found = sources.read(folder, "same")  # the file of the language counts, not what is left of another in the model
     assert found[0] == expected[0]
     assert all(torch.equal(found[1][name], tensor) for name, tensor in expected[1].items())
     # A vocabulary without languages, as of a model that was fine-tuned for one.
     (folder / "vocab.json").write_text(json.dumps(json.loads((folder / "vocab.json").read_text())["deu"]))
-    changed(folder / "tokenizer_config.json", target_lang=None)
+    set_keys(folder / "tokenizer_config.json", target_lang=None)
     assert sources.read(folder, "same")[0] == expected[0]
 
 
-def test_the_weights_language_must_be_known(folder):
+def test_the_weights_language_must_be_known(folder, set_keys):
     for file in folder.glob("adapter.*"):
         file.unlink()
     for said in (None, "spa"):
-        changed(folder / "tokenizer_config.json", target_lang=said)
+        set_keys(folder / "tokenizer_config.json", target_lang=said)
         with pytest.raises(CheckpointError, match=rf"\(`target_lang`\), one of eng, deu, fra .* but says {said!r}"):
             sources.read(folder)
-    changed(folder / "vocab.json", deu=None, fra=None)
-    changed(folder / "tokenizer_config.json", target_lang=None)
+    set_keys(folder / "vocab.json", deu=None, fra=None)
+    set_keys(folder / "tokenizer_config.json", target_lang=None)
     assert sources.read(folder)[0].labels == LABELS["eng"]
 
 
@@ -140,8 +135,8 @@ def test_other_folders_have_no_language_to_choose(hf_folder):
     assert sources.read(hf_folder, "same", language="eng")[0] == expected
 
 
-def test_adapters_of_a_network_that_has_none_are_refused(hf_folder):
+def test_adapters_of_a_network_that_has_none_are_refused(hf_folder, set_keys):
     """`transformers` builds none where norms come after."""
-    changed(hf_folder / "config.json", adapter_attn_dim=16)
+    set_keys(hf_folder / "config.json", adapter_attn_dim=16)
     with pytest.raises(ConfigError, match="`adapter_width` must come with `norm_first`"):
         sources.read(hf_folder)

@@ -18,6 +18,7 @@ from carnelian_training.data.plan import Item, crop, trainable
 from carnelian_training.distributed import Process
 from carnelian_training.loop import contrastive, finetune
 from carnelian_training.loop.ctc_loss import augmented
+from carnelian_training.loop.metrics import read_metrics
 from carnelian_training.loop.recognition import shares
 from carnelian_training.loop.state import new_state
 from carnelian_training.loop.train import optimise, train
@@ -134,8 +135,8 @@ def test_a_resumed_run_equals_an_uninterrupted_one_to_the_bit(config, changed, t
     train(config, tmp_path / "parts")
     records = [
         [
-            {name: value for name, value in json.loads(line).items() if not name.endswith("_per_s")}
-            for line in (tmp_path / run / "metrics.jsonl").read_text().splitlines()
+            {name: value for name, value in record.items() if not name.endswith("_per_s")}
+            for record in read_metrics(tmp_path / run / "metrics.jsonl")
         ]
         for run in ("whole", "parts")
     ]

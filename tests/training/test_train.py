@@ -1,5 +1,4 @@
 import dataclasses
-import json
 import logging
 import re
 import shutil
@@ -14,14 +13,13 @@ from carnelian_training.config import ManifestConfig, NoiseConfig
 from carnelian_training.config_errors import ConfigError
 from carnelian_training.data.manifest import read_manifest, write_manifest
 from carnelian_training.evaluation.evaluate import evaluate
-from carnelian_training.loop.metrics import error_of
+from carnelian_training.loop.metrics import error_of, read_metrics
 from carnelian_training.loop.recognition import read_training_clips
 from carnelian_training.loop.train import train
 
 
 def losses(folder) -> list[float]:
-    records = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-    return [record["loss"] for record in records if "loss" in record]
+    return [record["loss"] for record in read_metrics(folder / "metrics.jsonl") if "loss" in record]
 
 
 def test_bad_clips_neither_stop_nor_poison_a_run_and_it_resumes_exactly(tiny_config, changed, bad_clips, tmp_path):
@@ -36,7 +34,7 @@ def test_bad_clips_neither_stop_nor_poison_a_run_and_it_resumes_exactly(tiny_con
     (tmp_path / "parts" / "metrics.jsonl").unlink()
     train(config, tmp_path / "parts")
     assert losses(tmp_path / "parts") == losses(tmp_path / "whole")[3:]
-    records = [json.loads(line) for line in (tmp_path / "parts" / "metrics.jsonl").read_text().splitlines()]
+    records = read_metrics(tmp_path / "parts" / "metrics.jsonl")
     assert records[-2]["skipped_clips"] > 0
     weights = checkpoint.load(tmp_path / "parts" / "tiny-00000006.pt")[1]["weights"]
     assert all(tensor.isfinite().all() for tensor in weights.values())
@@ -66,7 +64,7 @@ def test_an_evaluation_that_fails_costs_no_training_and_is_made_up_for(tiny_conf
     train(config, tmp_path)
     assert checkpoint.load(tmp_path / "tiny.pt")[1]["results"]["step"] == config.loop.steps
     train(config, tmp_path)
-    records = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    records = read_metrics(tmp_path / "metrics.jsonl")
     assert [record["step"] for record in records if "dev_wer" in record] == [3]
 
 
@@ -241,7 +239,7 @@ def test_a_bad_clip_is_named_once_and_counted_in_every_epoch(tiny_config, change
     write_manifest(tmp_path / "mixed.jsonl", [*read_manifest(tiny_config.data.dev), bad_clips["text"]])
     config = changed(tiny_config, data={"train": (ManifestConfig(path=tmp_path / "mixed.jsonl"),), "batch_s": 100})
     train(changed(config, loop={"steps": 3, "evaluate_every_steps": 3, "log_every_steps": 1}), tmp_path / "run")
-    records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    records = read_metrics(tmp_path / "run" / "metrics.jsonl")
     assert [record["skipped_clips"] for record in records if "loss" in record] == [1, 2, 3]
     assert caplog.text.count("text.wav: ") == 1
 

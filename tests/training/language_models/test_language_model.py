@@ -17,6 +17,7 @@ from carnelian_training.language_models.streams import Streams
 from carnelian_training.language_models.task import LanguageModelling
 from carnelian_training.language_models.tokens import END, TokenConfig, Tokenizer, train_tokenizer
 from carnelian_training.loop.finetune import start_from_checkpoint
+from carnelian_training.loop.metrics import read_metrics
 from carnelian_training.loop.state import new_state
 from carnelian_training.loop.train import optimise, train
 from carnelian_training.run_config import load_run, run_from_dict
@@ -30,8 +31,8 @@ CPU = Process(torch.device("cpu"))
 
 
 def metrics(directory):
-    lines = (directory / "metrics.jsonl").read_text().splitlines()
-    return [{k: v for k, v in json.loads(line).items() if not k.endswith("_per_s")} for line in lines]
+    records = read_metrics(directory / "metrics.jsonl")
+    return [{k: v for k, v in record.items() if not k.endswith("_per_s")} for record in records]
 
 
 def test_a_run_whose_text_has_changed_says_that_it_rates_itself_anew(tree, text, tmp_path, caplog):

@@ -1,7 +1,6 @@
 """Runs that were interrupted, and what may change before they go on."""
 
 import dataclasses
-import json
 import math
 import os
 import random
@@ -20,6 +19,7 @@ from carnelian_training.config_errors import ConfigError
 from carnelian_training.config_tree import config_to_dict
 from carnelian_training.data.manifest import read_manifest, write_manifest
 from carnelian_training.loop import train
+from carnelian_training.loop.metrics import read_metrics
 from carnelian_training.loop.recognition import Recognition
 from carnelian_training.loop.run_checkpoints import checkpoints, resume
 from carnelian_training.loop.state import new_state
@@ -37,8 +37,7 @@ def whole(config, tmp_path_factory):
 
 
 def losses(folder) -> dict[int, float]:
-    records = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-    return {record["step"]: record["loss"] for record in records if "loss" in record}
+    return {record["step"]: record["loss"] for record in read_metrics(folder / "metrics.jsonl") if "loss" in record}
 
 
 def assert_same_end(one, other):
