@@ -1,8 +1,7 @@
 """Folders of Hugging Face `transformers`: reading and writing Wav2Vec2ForCTC and Wav2Vec2ForPreTraining.
 
-HubertForCTC is read only. Weights come from `model.safetensors` or from `pytorch_model.bin`, whose classes are not
-unpickled; each may be in one file or in shards. A recogniser's special tokens are dropped from its head, so
-log-probabilities are over the characters and the blank. From a recogniser of many languages, such as MMS, one is read.
+HubertForCTC is read only. A recogniser's special tokens are dropped from its head, so log-probabilities are over the
+characters and the blank. From a recogniser of many languages, such as MMS, one is read.
 """
 
 import json
@@ -17,21 +16,21 @@ from carnelian_training.config import Config
 from carnelian_training.config_errors import shown
 from carnelian_training.features import SAMPLE_RATE_HZ
 from carnelian_training.foreign.alphabet import WORD_DELIMITER, Alphabet
-from carnelian_training.foreign.huggingface_alphabet import read_alphabet, read_json
+from carnelian_training.foreign.huggingface_alphabet import read_alphabet
+from carnelian_training.foreign.huggingface_folder import check_kind_of_weights, read_json, read_tensors, read_weights
 from carnelian_training.foreign.huggingface_language import choose_language
 from carnelian_training.foreign.options import NO_SPANS, Options, carry
-from carnelian_training.foreign.tensors import check_fit, num_rows, plain_tensors
+from carnelian_training.foreign.tensors import check_fit, num_rows
 from carnelian_training.foreign.wav2vec2_keys import HUGGING_FACE, HUGGING_FACE_HUBERT, give, take
 from carnelian_training.language_models.config import LanguageModelConfig
 from carnelian_training.models.wav2vec2 import Wav2Vec2Config
 from carnelian_training.replacement import replaced, write_text
 from carnelian_training.run_config import RunConfig
 from carnelian_training.waveform import WaveformSettings
-from carnelian_training.weight_files import CheckpointError, check_holds_weights, check_undamaged, torch_reason
+from carnelian_training.weight_files import CheckpointError
 
 logger = logging.getLogger(__name__)
 
-WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 FIXED: Options = {
     "model_type": "wav2vec2",
     "hidden_act": "gelu",
@@ -41,11 +40,6 @@ FIXED: Options = {
 HUBERT: Options = FIXED | {"model_type": "hubert", "conv_pos_batch_norm": False, "feat_proj_layer_norm": True}
 """The options with which a fine-tuned HuBERT is the same network as a wav2vec 2.0."""
 ACTIVATIONS = ("hidden_act", "feat_extract_activation")
-INSTEAD = {
-    "adapter_config.json": "an adapter alone: merge it first (`merge_and_unload` of peft)",
-    "tf_model.h5": "those of TensorFlow alone: save them as safetensors first (`from_tf=True` of transformers 4)",
-}
-"""Files that tell why a folder has no weights of PyTorch, each with the end of the message."""
 MODEL: dict[str, tuple[str, Any]] = {
     "conv_channels": ("conv_dim", [512] * 7),
     "conv_kernels": ("conv_kernel", [10, 3, 3, 3, 3, 2, 2]),
@@ -101,10 +95,7 @@ def read(path: Path, language: str | None = None) -> tuple[Options, dict[str, Te
         CheckpointError: The folder is not of such a model, has options that Carnelian does not support, or does not
             have the language.
     """
-    if not any(found for name in WEIGHTS for found in path.glob(f"{name}*")):
-        for name, what in INSTEAD.items():
-            if (path / name).is_file():
-                raise CheckpointError(f"{path} must hold a model's weights, but holds {what}")
+    check_kind_of_weights(path)
     options = read_json(path / "config.json")
     for name in ACTIVATIONS:
         if options.get(name) == "gelu_python":  # the same function
@@ -113,7 +104,7 @@ def read(path: Path, language: str | None = None) -> tuple[Options, dict[str, Te
     wrong = [f"  `{k}` must be {v!r}, but is {shown(options[k])}" for k, v in fixed.items() if options.get(k, v) != v]
     if "model_type" not in options or wrong:
         raise CheckpointError("\n".join([f"{path / 'config.json'} must be of a wav2vec 2.0 or HuBERT model:", *wrong]))
-    tensors = _tensors(path)
+    tensors = read_tensors(path)
     tree: Options = {
         "model": {"name": Wav2Vec2Config.name} | carry(MODEL, options),
         "features": _features(path),
@@ -150,49 +141,16 @@ def weights(tensors: dict[str, Tensor], config: Config, alphabet: Alphabet | Non
     return take(tensors, config, HUGGING_FACE_HUBERT if is_hubert else HUGGING_FACE, alphabet, path)
 
 
-def _tensors(path: Path) -> dict[str, Tensor]:
-    for name in WEIGHTS:
-        if (path / name).is_file():
-            return _weights_file(path / name)
-        index = path / f"{name}.index.json"
-        if index.is_file():  # the weights are in shards
-            shards = read_json(index).get("weight_map")
-            if not isinstance(shards, dict):
-                raise CheckpointError(f"{index} must hold `weight_map`, each tensor's file, but does not")
-            # Only the last part of the path counts, so that a shard outside the folder is never read.
-            parts = [_weights_file(path / Path(str(file)).name) for file in sorted(set(shards.values()))]
-            return {name: tensor for part in parts for name, tensor in part.items()}
-    raise CheckpointError(
-        f"{path} must hold model.safetensors or pytorch_model.bin, or the `.index.json` of their shards, but has none"
-    )
-
-
 def _adapter(path: Path, model: dict[str, Tensor]) -> dict[str, Tensor]:
     """Read the adapters and the head of a language, which must replace all of the model's.
 
     Raises:
         CheckpointError: Tensors are missing, so that another language's would stay, or there are unexpected ones.
     """
-    found = _weights_file(path)
+    found = read_weights(path)
     own = {name for name in model if ".adapter_layer." in name or name.startswith("lm_head.")}
     check_fit([f"  {name}: {'missing' if name in own else 'unexpected'}" for name in sorted(found.keys() ^ own)], path)
     return found
-
-
-def _weights_file(path: Path) -> dict[str, Tensor]:
-    check_holds_weights(path)
-    if path.suffix != ".safetensors":
-        check_undamaged(path)
-    try:
-        if path.suffix == ".safetensors":
-            from safetensors.torch import load_file
-
-            found = load_file(path)
-        else:
-            found = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # neither library has a common base for errors of a damaged file
-        raise CheckpointError(f"{path}: its weights cannot be read: {torch_reason(error)}") from error
-    return plain_tensors(found, path)
 
 
 def _features(path: Path) -> Options:

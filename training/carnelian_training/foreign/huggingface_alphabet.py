@@ -1,12 +1,12 @@
 """The alphabet of a folder of Hugging Face `transformers`, from all the files that define its tokens."""
 
-import json
 import logging
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from carnelian_training.foreign.alphabet import WORD_DELIMITER, Alphabet, fold
+from carnelian_training.foreign.huggingface_folder import read_if_there, read_json
 from carnelian_training.foreign.options import Options
 from carnelian_training.weight_files import CheckpointError
 
@@ -105,23 +105,3 @@ def _blank(tokens: dict[str, int], pad: str, configured: int | None, path: Path)
 def _content(token: Any) -> str:
     """Return the text of a token, which may be given as `{content, special, ...}`."""
     return str(token.get("content") if isinstance(token, dict) else token)
-
-
-def read_json(path: Path) -> Options:
-    """Read a JSON file of a Hugging Face folder, which must hold a mapping.
-
-    Raises:
-        CheckpointError: The file is missing, is not JSON, or does not hold a mapping.
-    """
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} must be JSON of a Hugging Face folder, but cannot be read: {error}") from error
-    if not isinstance(found, dict):
-        raise CheckpointError(f"{path} must hold a mapping, but holds {type(found).__name__}")
-    return found
-
-
-def read_if_there(path: Path) -> Options:
-    """Read a JSON file as :func:`read_json` does; return an empty mapping if there is no such file."""
-    return read_json(path) if path.is_file() else {}

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from carnelian_training.foreign.huggingface_alphabet import read_if_there, read_json
+from carnelian_training.foreign.huggingface_folder import read_if_there, read_json
 from carnelian_training.foreign.options import Options
 from carnelian_training.weight_files import CheckpointError
 
