@@ -1,17 +1,13 @@
-"""Reading a clip as an encoded sound file, and the DALI operators that decode it."""
+"""Reading a clip as an encoded sound file."""
 
 import io
 import stat
 import unicodedata
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import soundfile
-from nvidia.dali import fn, pipeline_def, types
-from nvidia.dali import math as graph_math
-from nvidia.dali.pipeline import DataNode
 
 from carnelian_training.data.containers import closed, end_of_tag, joined_format
 from carnelian_training.data.manifest import Clip
@@ -23,16 +19,9 @@ from carnelian_training.data.mpeg import (
     in_memory,
     is_taken_for_mpeg,
 )
-from carnelian_training.features import SAMPLE_RATE_HZ
 
 Encoded = npt.NDArray[np.uint8]
 Samples = npt.NDArray[np.float32]
-DALI_ERRORS = (RuntimeError, ValueError, MemoryError)
-"""The errors of a DALI pipeline: too little memory is a MemoryError, an absurd size a ValueError."""
-READING_ERRORS = (OSError, *DALI_ERRORS)
-"""The errors by which a clip cannot be read or decoded."""
-RINGING = 160
-"""The number of samples, 10 ms, at either end of a clip where a resampled constant offset causes ringing."""
 MOST_EXCESS_S = 60.0
 """A whole file that lasts this much longer than its manifest says is not decoded: hours of it would fill the memory."""
 _AT_ONCE = 1 << 16  # frames decoded at once
@@ -103,7 +92,7 @@ def _whole(clip: Clip) -> Encoded:
             return np.frombuffer(data, np.uint8)
         if source.format == "MP3" and goes_on(file):
             raise RuntimeError(_JOINED)
-        return _wav(samples, source.samplerate)
+        return to_wav(samples, source.samplerate)
 
 
 def _segment(clip: Clip, offset_s: float) -> Encoded:
@@ -130,7 +119,7 @@ def _segment(clip: Clip, offset_s: float) -> Encoded:
             lead = min(first, source.samplerate) if source.format == "MP3" else 0
             _go_to(source, first - lead)
             samples = _read(source, file, lead + round(clip.duration * source.samplerate))
-            return _wav(samples[lead:], source.samplerate)
+            return to_wav(samples[lead:], source.samplerate)
 
 
 def _repaired(data: bytes) -> bytes:
@@ -197,48 +186,11 @@ def _read(source: soundfile.SoundFile, file: io.BytesIO | int, most_frames: int)
     return np.concatenate(blocks)
 
 
-def _wav(samples: Samples, rate_hz: int) -> Encoded:
+def to_wav(samples: Samples, rate_hz: int) -> Encoded:
+    """Encode samples, [frames] or [frames, channels] float32, as a WAV file of floats."""
     buffer = io.BytesIO()
     soundfile.write(buffer, samples, rate_hz, format="WAV", subtype="FLOAT")
     return np.frombuffer(buffer.getvalue(), np.uint8)
-
-
-STAND_IN = _wav(np.zeros((1, 1), np.float32), SAMPLE_RATE_HZ)
-"""A WAV file with one sample of silence, which replaces a clip that cannot be decoded."""
-
-
-def decode(data: DataNode, rate_hz: Any) -> DataNode:
-    """Add decoding to a DALI graph: encoded bytes of any rate and channels -> [samples] float32 mono at `rate_hz`."""
-    signal, _ = fn.decoders.audio(data, sample_rate=rate_hz, dtype=types.FLOAT, downmix=True)
-    return signal
-
-
-def level(signal: DataNode) -> DataNode:
-    """Add a signal's level to a DALI graph: its root mean square without its constant offset.
-
-    :data:`RINGING` samples at either end (of a short signal, 1/50 of its length) are left out.
-    """
-    size = signal.shape(dtype=types.INT32)
-    edge = graph_math.min(size // 50, RINGING)
-    inner = fn.slice(signal, start=edge, shape=size - 2 * edge, axes=[0])
-    return fn.reductions.std_dev(inner, fn.reductions.mean(inner))
-
-
-def decoding_error(clip: Clip) -> str | None:
-    """Return why a clip cannot be decoded, as the message of the file system or of DALI; None if it can."""
-
-    @pipeline_def(batch_size=1, num_threads=1, device_id=None)
-    def graph() -> DataNode:
-        data = fn.external_source(source=lambda: [encoded(clip)], dtype=types.UINT8, ndim=1)
-        return decode(data, float(SAMPLE_RATE_HZ))
-
-    try:
-        pipeline = graph()
-        pipeline.build()
-        pipeline.run()
-    except READING_ERRORS as error:
-        return error_words(error)
-    return None
 
 
 def error_words(error: Exception) -> str:

@@ -6,7 +6,7 @@ Input: lists of :class:`Item`. Output: a :class:`Batch` for each list, padded to
 import functools
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,17 +22,8 @@ from torch import Tensor
 
 from carnelian_training.config import Config
 from carnelian_training.data.acoustics import UNDISTURBED, disturb, read_sounds
-from carnelian_training.data.audio import (
-    DALI_ERRORS,
-    READING_ERRORS,
-    STAND_IN,
-    Encoded,
-    decode,
-    decoding_error,
-    encoded,
-    error_words,
-    level,
-)
+from carnelian_training.data.audio import Encoded
+from carnelian_training.data.decoding import decode, level, read_clip, run_surviving
 from carnelian_training.data.defects import alignment_defect, duration_tolerance_s, silence_defect, sound_defect
 from carnelian_training.data.manifest import Clip
 from carnelian_training.data.plan import Item
@@ -120,47 +111,6 @@ def load(
         raise RuntimeError("\n".join(refused))
 
 
-def run_surviving(
-    batches: Sequence[Sequence[Item]],
-    failed: dict[Clip, str],
-    build: Callable[[Sequence[Sequence[Item]]], Pipeline],
-) -> Iterator[tuple[Sequence[Item], tuple[Any, ...]]]:
-    """Run a DALI pipeline over batches; if a file cannot be decoded, go on with a new pipeline without that clip.
-
-    Args:
-        batches: lists of items; an empty one does not run the pipeline.
-        failed: clips that cannot be decoded are added, with the reason.
-        build: makes a pipeline for the remaining batches; it must read clips through :func:`read_clip`.
-
-    Yields:
-        Each batch with the pipeline's outputs; rows of clips in `failed` are meaningless.
-    """
-    done = 0
-    while done < len(batches):
-        pipeline = build([items for items in batches[done:] if items])
-        for items in batches[done:]:
-            outputs: tuple[Any, ...] = ()
-            if items:
-                try:
-                    outputs = pipeline.run()
-                except DALI_ERRORS as error:
-                    # The pipeline cannot be used any more. A new one starts from this batch, without the bad clips.
-                    _blame(items, failed, error)
-                    break
-            done += 1
-            yield items, outputs
-
-
-def read_clip(clip: Clip, failed: dict[Clip, str]) -> Encoded:
-    """Return the encoded clip, or :data:`STAND_IN` if it is in `failed` or cannot be read; then add it to `failed`."""
-    if clip not in failed:
-        try:
-            return encoded(clip)
-        except READING_ERRORS as error:
-            failed[clip] = error_words(error)
-    return STAND_IN
-
-
 def _pipeline(
     batches: Sequence[Sequence[Item]],
     failed: dict[Clip, str],
@@ -243,18 +193,6 @@ def _warn_of_cufft() -> None:
         "features are computed on the CPU, for DALI finds no cuFFT of CUDA 12, which PyTorch for CUDA 13 does not "
         "bring: `pip install nvidia-cufft-cu12`"
     )
-
-
-def _blame(items: Sequence[Item], failed: dict[Clip, str], error: Exception) -> None:
-    """Decode the clips one by one and add those that fail to `failed`.
-
-    Raises:
-        Exception: `error`, if every clip can be decoded.
-    """
-    found = {clip: why for clip in {item.clip for item in items} - failed.keys() if (why := decoding_error(clip))}
-    if not found:
-        raise error
-    failed |= found
 
 
 def _warn_once(skipped: Sequence[tuple[Item, str]], named: set[tuple[str, str]]) -> None:

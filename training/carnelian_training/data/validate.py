@@ -21,7 +21,8 @@ from nvidia.dali.pipeline import DataNode, Pipeline
 from tqdm import tqdm
 
 from carnelian_training.config import Config
-from carnelian_training.data.audio import Encoded, decode, level
+from carnelian_training.data.audio import Encoded
+from carnelian_training.data.decoding import decode, level, read_clip, run_surviving
 from carnelian_training.data.defects import (
     alignment_defect,
     duration_defect,
@@ -30,7 +31,6 @@ from carnelian_training.data.defects import (
     sound_defect,
     text_defect,
 )
-from carnelian_training.data.loading import read_clip, run_surviving
 from carnelian_training.data.manifest import Clip, read_manifest_leniently, write_manifest
 from carnelian_training.data.plan import Item, group
 from carnelian_training.distributed import Process

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from tqdm import tqdm
 
-from carnelian_training.data.loading import read_clip
+from carnelian_training.data.decoding import read_clip
 from carnelian_training.data.manifest import Clip, clips_to_evaluate
 from carnelian_training.evaluation.error_rates import Evaluation
 

@@ -1,0 +1,110 @@
+"""Decoding of clips by DALI: its operators, and pipelines that go on without the clips that cannot be decoded."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from nvidia.dali import fn, pipeline_def, types
+from nvidia.dali import math as graph_math
+from nvidia.dali.pipeline import DataNode, Pipeline
+
+from carnelian_training.data.audio import Encoded, encoded, error_words, to_wav
+from carnelian_training.data.manifest import Clip
+from carnelian_training.data.plan import Item
+from carnelian_training.features import SAMPLE_RATE_HZ
+
+DALI_ERRORS = (RuntimeError, ValueError, MemoryError)
+"""The errors of a DALI pipeline: too little memory is a MemoryError, an absurd size a ValueError."""
+READING_ERRORS = (OSError, *DALI_ERRORS)
+"""The errors by which a clip cannot be read or decoded."""
+RINGING = 160
+"""The number of samples, 10 ms, at either end of a clip where a resampled constant offset causes ringing."""
+STAND_IN = to_wav(np.zeros((1, 1), np.float32), SAMPLE_RATE_HZ)
+"""A WAV file with one sample of silence, which replaces a clip that cannot be decoded."""
+
+
+def decode(data: DataNode, rate_hz: Any) -> DataNode:
+    """Add decoding to a DALI graph: encoded bytes of any rate and channels -> [samples] float32 mono at `rate_hz`."""
+    signal, _ = fn.decoders.audio(data, sample_rate=rate_hz, dtype=types.FLOAT, downmix=True)
+    return signal
+
+
+def level(signal: DataNode) -> DataNode:
+    """Add a signal's level to a DALI graph: its root mean square without its constant offset.
+
+    :data:`RINGING` samples at either end (of a short signal, 1/50 of its length) are left out.
+    """
+    size = signal.shape(dtype=types.INT32)
+    edge = graph_math.min(size // 50, RINGING)
+    inner = fn.slice(signal, start=edge, shape=size - 2 * edge, axes=[0])
+    return fn.reductions.std_dev(inner, fn.reductions.mean(inner))
+
+
+def run_surviving(
+    batches: Sequence[Sequence[Item]],
+    failed: dict[Clip, str],
+    build: Callable[[Sequence[Sequence[Item]]], Pipeline],
+) -> Iterator[tuple[Sequence[Item], tuple[Any, ...]]]:
+    """Run a DALI pipeline over batches; if a file cannot be decoded, go on with a new pipeline without that clip.
+
+    Args:
+        batches: lists of items; an empty one does not run the pipeline.
+        failed: clips that cannot be decoded are added, with the reason.
+        build: makes a pipeline for the remaining batches; it must read clips through :func:`read_clip`.
+
+    Yields:
+        Each batch with the pipeline's outputs; rows of clips in `failed` are meaningless.
+    """
+    done = 0
+    while done < len(batches):
+        pipeline = build([items for items in batches[done:] if items])
+        for items in batches[done:]:
+            outputs: tuple[Any, ...] = ()
+            if items:
+                try:
+                    outputs = pipeline.run()
+                except DALI_ERRORS as error:
+                    # The pipeline cannot be used any more. A new one starts from this batch, without the bad clips.
+                    _blame(items, failed, error)
+                    break
+            done += 1
+            yield items, outputs
+
+
+def read_clip(clip: Clip, failed: dict[Clip, str]) -> Encoded:
+    """Return the encoded clip, or :data:`STAND_IN` if it is in `failed` or cannot be read; then add it to `failed`."""
+    if clip not in failed:
+        try:
+            return encoded(clip)
+        except READING_ERRORS as error:
+            failed[clip] = error_words(error)
+    return STAND_IN
+
+
+def _blame(items: Sequence[Item], failed: dict[Clip, str], error: Exception) -> None:
+    """Decode the clips one by one and add those that fail to `failed`.
+
+    Raises:
+        Exception: `error`, if every clip can be decoded.
+    """
+    found = {clip: why for clip in {item.clip for item in items} - failed.keys() if (why := _decoding_error(clip))}
+    if not found:
+        raise error
+    failed |= found
+
+
+def _decoding_error(clip: Clip) -> str | None:
+    """Return why a clip cannot be decoded, as the message of the file system or of DALI; None if it can."""
+
+    @pipeline_def(batch_size=1, num_threads=1, device_id=None)
+    def graph() -> DataNode:
+        data = fn.external_source(source=lambda: [encoded(clip)], dtype=types.UINT8, ndim=1)
+        return decode(data, float(SAMPLE_RATE_HZ))
+
+    try:
+        pipeline = graph()
+        pipeline.build()
+        pipeline.run()
+    except READING_ERRORS as error:
+        return error_words(error)
+    return None
