@@ -1,8 +1,7 @@
 """The `.pt` files of Jasper and QuartzNet of NVIDIA's DeepLearningExamples (DLE): weights without a configuration.
 
 This follows DLE's source at commit 729963dd; no original checkpoint was available. The features are those of its
-PyTorch
-module: ceil(n / 160) frames, 1e-5 added to the standard deviation. DLE adds random noise to every clip, even at
+PyTorch module: ceil(n / 160) frames, 1e-5 added to the standard deviation. DLE adds random noise to every clip, even at
 inference, and 1e-20 inside the logarithm. Here the mean energy of that noise is added inside the logarithm instead, so
 that a transcript depends only on its clip.
 """

@@ -396,8 +396,8 @@ class Wav2Vec2(Wav2Vec2Body, CtcNetwork):
         """Compute log-probabilities as :class:`CtcNetwork` does.
 
         `features` are waveforms, [batch, 1, samples] float32, and `lengths` count samples. The padding may hold any
-        values. In training, `time_mask` [batch, frames'] bool gives frames to
-        replace by the mask embedding, and `channel_mask` [batch, width] bool channels to zero.
+        values. In training, `time_mask` [batch, frames'] bool gives frames to replace by the mask embedding, and
+        `channel_mask` [batch, width] bool channels to zero.
         """
         x, lengths = self.extract(features, lengths)
         x = self.encode(self.extractor_norm(x), lengths, time_mask, channel_mask)
