@@ -144,12 +144,12 @@ def _features(options: Options, where: str) -> Options:
         where=f"{where}, `filterbank_features`",
     )
     seconds = single(options.get("window_size", 0.02), f"{where}, `window_size`")
-    window = whole(samples(seconds, SAMPLE_RATE_HZ), f"{where}, `window_size` in samples")
+    window = whole(samples(seconds), f"{where}, `window_size` in samples")
     stride = single(options.get("window_stride", 0.01), f"{where}, `window_stride`")
     dither = single(options.get("dither", DITHER), f"{where}, `dither`")
     return FEATURES | {
         "window_samples": window,
-        "hop_samples": samples(stride, SAMPLE_RATE_HZ),
+        "hop_samples": samples(stride),
         "fft_size": options.get("n_fft") or 1 << (window - 1).bit_length(),
         "num_mels": options.get("n_filt", 64),
         "preemphasis": options.get("preemph", 0.97) or 0.0,

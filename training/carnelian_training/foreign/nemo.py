@@ -159,7 +159,7 @@ def _in_samples(options: Options, name: str, default_s: float, where: str) -> in
     if options.get(f"n_{name}"):
         return whole(options[f"n_{name}"], f"{where}, `n_{name}`")
     seconds = single(options.get(name) or default_s, f"{where}, `{name}`")
-    return whole(samples(seconds, SAMPLE_RATE_HZ), f"{where}, `{name}` in samples")
+    return whole(samples(seconds), f"{where}, `{name}` in samples")
 
 
 def weights(tensors: dict[str, Tensor], config: Config, path: Path) -> dict[str, Tensor]:
@@ -269,7 +269,7 @@ def _nemo_tree(config: Config) -> dict[str, Any]:
 def _seconds(count: int) -> float:
     """Return seconds that NeMo, which rounds down, converts to `count` samples; 1001 / 16000 would give 1000."""
     seconds = count / SAMPLE_RATE_HZ
-    return seconds if samples(seconds, SAMPLE_RATE_HZ) == count else math.nextafter(seconds, math.inf)
+    return seconds if samples(seconds) == count else math.nextafter(seconds, math.inf)
 
 
 def _feature_tensor(name: str, settings: FeatureSettings) -> Tensor:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from carnelian_training.config_errors import shown
+from carnelian_training.features import SAMPLE_RATE_HZ
 from carnelian_training.weight_files import CheckpointError
 
 Options = dict[str, Any]
@@ -95,6 +96,6 @@ def whole(value: Any, where: str) -> int:
     return int(number)
 
 
-def samples(seconds: float, rate_hz: int) -> int:
-    """Convert the length of a window or hop to samples, rounded down as in NeMo and DLE."""
-    return int(seconds * rate_hz)
+def samples(seconds: float) -> int:
+    """Convert the length of a window or hop to samples at 16 kHz, rounded down as in NeMo and DLE."""
+    return int(seconds * SAMPLE_RATE_HZ)

@@ -42,6 +42,8 @@ class JasperConfig(StackConfig):
 class Jasper(StackNetwork):
     """A Jasper network. The 10x5 dense residual one with 29 labels has 332,632,349 parameters."""
 
+    config: JasperConfig
+
     def __init__(self, config: JasperConfig, num_labels: int) -> None:
         blocks = nn.ModuleList()
         earlier: list[int] = []
@@ -51,13 +53,12 @@ class Jasper(StackNetwork):
             if is_dense:
                 earlier.append(size)
         super().__init__(config, blocks, num_labels)
-        self.is_dense = config.dense
 
     def encode(self, x: Tensor, mask: Mask) -> Tensor:
         """Run the blocks: [batch, mels, 1, frames], zero in the padding -> [batch, channels, 1, frames'']."""
         inputs: list[Tensor] = []
         for block in self.blocks:
-            if block.projection is None or not self.is_dense:
+            if block.projection is None or not self.config.dense:
                 x, mask = block(x, mask)
                 continue
             block_input = x
