@@ -334,7 +334,7 @@ def test_the_command_takes_the_longest_piece(call, endpoint, flac, tmp_path, hea
     [
         (["--longest-piece", "30"], "--longest-piece must come with --long"),
         (["--long", "--longest-piece", "nan"], "must have 5 to 60 s, but has nan"),
-        (["--long", "--option", "longest_piece_s=9"], "the command has --model, --timeout, --concurrency and"),
+        (["--long", "--option", "longest_piece_s=9"], "the command has --model, --timeout, --concurrency, --long"),
     ],
 )
 def test_the_command_refuses_a_longest_piece_that_makes_no_sense(call, triton, endpoint, arguments, message):
