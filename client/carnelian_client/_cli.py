@@ -367,7 +367,12 @@ def _tls(tls: bool, ca: Path | None, cert: Path | None, key: Path | None) -> TLS
 
 def _read(files: list[str]) -> Iterator[Audio]:
     for file in files:
-        yield read_all(sys.stdin.buffer) if file == STDIN else file
+        try:
+            audio = read_all(sys.stdin.buffer) if file == STDIN else file
+        except OSError as error:  # as of a terminal that is gone
+            words = f"- must be the standard input, but that cannot be read: {error.strerror}"
+            raise typer.BadParameter(words) from error
+        yield audio
 
 
 def _name_once(file: str, error: Exception) -> str:

@@ -110,6 +110,16 @@ def test_a_closed_standard_input_is_wrong_use():
     assert "standard input, but it is closed" in done.stderr.decode()
 
 
+@pytest.mark.parametrize("words", [[], ["--long"]])
+def test_a_standard_input_that_cannot_be_read_is_wrong_use(endpoint, clip, words):
+    unreadable = ["/bin/sh", "-c", '"$@" 0>/dev/null', "sh", *COMMAND, clip, "-", "--url", endpoint.url, *words]
+    done = subprocess.run(unreadable, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert done.stdout.startswith(f"{clip}\t")  # what came before it is not lost
+    assert "standard input, but that cannot be read: Bad file descriptor" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_with_a_closed_standard_error_failures_do_not_go_among_the_transcripts(endpoint, clip):
     closed = ["/bin/sh", "-c", '"$@" 2>&-', "sh", *COMMAND, "missing.wav", clip, "--url", endpoint.url]
     done = subprocess.run(closed, stdout=subprocess.PIPE, timeout=60, check=False)
