@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import functools
 import inspect
 import io
 import json
@@ -26,10 +27,10 @@ from ._stream import DEFAULT_INTERIM_S, DEFAULT_PAUSE_S, check_interim, check_pa
 from ._stream_cli import tell_stream
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
+    from collections.abc import Callable, Generator, Iterator
 
     from ._client import CarnelianClient, Outcome
-    from ._types import TLS, Audio, DecodingOptions
+    from ._types import TLS, Audio, DecodingOptions, Utterance
 
 STDIN = "-"
 SUFFIXES = {"text": "txt"}
@@ -147,14 +148,14 @@ def transcribe(
         raise typer.BadParameter("--pause and --interim must come with --stream: other files have no utterances")
     if is_stream and concurrency is not None:
         raise typer.BadParameter("--concurrency must come without --stream: one utterance is sent after the other")
-    longest_piece_s = DEFAULT_LONGEST_S if longest_piece_s is None else longest_piece_s
-    pause_s = DEFAULT_PAUSE_S if pause_s is None else pause_s
-    interim_s = DEFAULT_INTERIM_S if interim_s is None else interim_s or None
-    concurrency = DEFAULT_CONCURRENCY if concurrency is None else concurrency
     if is_stream and (len(files) > 1 or is_long or out is not None or kind not in ("text", "json")):
         raise typer.BadParameter(
             "--stream must have one file, and must come without --long, --out, and other formats than text and json"
         )
+    longest_piece_s = DEFAULT_LONGEST_S if longest_piece_s is None else longest_piece_s
+    pause_s = DEFAULT_PAUSE_S if pause_s is None else pause_s
+    interim_s = DEFAULT_INTERIM_S if interim_s is None else interim_s or None
+    concurrency = DEFAULT_CONCURRENCY if concurrency is None else concurrency
     targets = _targets(files, out, kind)
     if STDIN in files and sys.stdin is None:
         raise typer.BadParameter("- must be the standard input, but it is closed")
@@ -183,7 +184,14 @@ def transcribe(
     has_failed = False
     with client:
         if is_stream:
-            failures = _transcribe_stream(client, files[0], kind, interim_s, pause_s, longest_piece_s, decoding)
+            hear = functools.partial(
+                client.transcribe_stream,
+                interim_s=interim_s,
+                pause_s=pause_s,
+                longest_piece_s=longest_piece_s,
+                **decoding,
+            )
+            failures = _transcribe_stream(hear, files[0], kind)
         else:
             if is_long:
                 outcomes = _transcribe_long(client, files, longest_piece_s, concurrency, decoding)
@@ -209,20 +217,12 @@ def _transcribe_long(
 
 
 def _transcribe_stream(
-    client: CarnelianClient,
-    file: str,
-    kind: str,
-    interim_s: float | None,
-    pause_s: float,
-    longest_piece_s: float,
-    options: DecodingOptions,
+    hear: Callable[..., Iterator[Utterance | CarnelianClientError]], file: str, kind: str
 ) -> Iterator[str]:
     try:
         with (
             contextlib.nullcontext(sys.stdin.buffer) if file == STDIN else open(file, "rb") as source,  # noqa: PTH123
-            contextlib.closing(
-                tell_stream(client, source, kind, interim_s, pause_s, longest_piece_s, options)
-            ) as lines,
+            contextlib.closing(tell_stream(hear, source, kind)) as lines,
         ):
             for told in lines:
                 if isinstance(told, CarnelianClientError):

@@ -9,8 +9,9 @@ import sys
 import threading
 import time
 import unicodedata
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager, suppress
+from functools import partial
 from itertools import chain
 from queue import Empty, Queue
 from types import FrameType
@@ -20,9 +21,8 @@ from . import _threads
 from ._errors import CarnelianClientError, InvalidAudio
 
 if TYPE_CHECKING:
-    from ._client import CarnelianClient
     from ._stream import Block
-    from ._types import DecodingOptions, Utterance
+    from ._types import Utterance
 
 BLOCK_S = 0.1
 MAX_BLOCKS_AHEAD = 600
@@ -33,13 +33,7 @@ CLEAR_LINE = "\r\x1b[K"
 
 
 def tell_stream(
-    client: CarnelianClient,
-    file: BinaryIO,
-    kind: str,
-    interim_s: float | None,
-    pause_s: float,
-    longest_piece_s: float,
-    options: DecodingOptions,
+    hear: Callable[..., Iterator[Utterance | CarnelianClientError]], file: BinaryIO, kind: str
 ) -> Generator[str | CarnelianClientError, None, None]:
     """Yield what to print of each utterance of a file or pipe while it is read, or the error of one that failed.
 
@@ -47,14 +41,10 @@ def tell_stream(
     they are shown.
 
     Args:
-        client: Who transcribes.
+        hear: `CarnelianClient.transcribe_stream`, given all but the audio.
         file: The open file; it is read by its descriptor.
         kind: json has a line for each result, interim ones too. text has one for those that are final; on a terminal,
             it shows the others while they last.
-        interim_s: See `CarnelianClient.transcribe_stream` for this one and the next ones.
-        pause_s: As above.
-        longest_piece_s: As above.
-        options: How to decode.
 
     Raises:
         InvalidAudio: libsndfile cannot read the file, or it has no samples.
@@ -62,16 +52,13 @@ def tell_stream(
         ModuleNotFoundError: soundfile or the extra `live` is not installed.
     """
     if kind != "json" and not sys.stdout.isatty():
-        interim_s = None
+        hear = partial(hear, interim_s=None)
     with _first_signal() as is_over, closing(_Reader(file, is_over)) as reader:
         arriving = reader.blocks()
         if (first := next(arriving, None)) is None:
             return
         rate, _ = first
-        blocks = (block for _, block in chain([first], arriving))
-        for heard in client.transcribe_stream(
-            blocks, rate, interim_s=interim_s, pause_s=pause_s, longest_piece_s=longest_piece_s, **options
-        ):
+        for heard in hear((block for _, block in chain([first], arriving)), rate):
             if not isinstance(heard, CarnelianClientError):
                 yield _line(heard, kind)
                 continue
