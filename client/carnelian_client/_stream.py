@@ -145,7 +145,7 @@ class Stream:
         if probability >= END_THRESHOLD:
             self._spoken_to = end
         elif end - self._spoken_to >= self._pause:
-            yield self._final(self._begin, self._spoken_to + self._pad)
+            yield self._final(self._begin, min(self._spoken_to + self._pad, self._begin + self._longest))
             self._begin = None
             return
         if end - self._begin > self._longest:

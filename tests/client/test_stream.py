@@ -155,6 +155,15 @@ def test_a_pause_is_as_long_as_asked_for(stream, voices):
     assert len(finals_of(stream(pause_s=2), talk)) == 1
 
 
+def test_the_margin_behind_an_utterance_makes_it_not_too_long(stream, voices):
+    """With a pause as short as the margin, a server refused an utterance that ended just below its limit."""
+    speech = np.tile(voices[0], 2)
+    for length in range(round(4.3 * RATE), round(4.9 * RATE), 256):
+        talk = np.concatenate([speech[:length], np.zeros(RATE, np.int16)])
+        spans = spans_of(stream(longest_s=5, pause_s=0.3, interim_s=None), talk)
+        assert max(span.end_s - span.start_s for span in spans) <= 5
+
+
 @pytest.mark.parametrize("rate", [2000, 3000])
 def test_what_is_still_to_be_judged_makes_no_utterance_too_long(stream, voices, rate):
     talk = soxr.resample(np.tile(voices[0], 3) / 2**15, RATE, rate)
