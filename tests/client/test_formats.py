@@ -56,6 +56,19 @@ def test_no_mark_is_cut_from_its_letter():
     assert "".join(words) == "ที่น้ำ" * 10
 
 
+def test_a_mark_without_a_letter_is_not_lost():
+    """A recogniser may hear one at the beginning of a word."""
+    cues = split_cues((Word("\u0e35" + "ก" * 42, 0.0, 13.0, 0.9),))
+    assert "".join(cue[0].word for cue in cues) == "\u0e35" + "ก" * 42
+
+
+def test_a_part_that_would_have_no_letter_is_no_cue():
+    """Its line would be empty, which ends a cue."""
+    printed = render(transcript((Word("ที่" * 8, 0.0, 60.0, 0.9),)), "srt", "a.wav")
+    cues = [cue.split("\n")[2:] for cue in printed.strip().split("\n\n")]
+    assert cues == [["ที่"]] * 8
+
+
 def test_a_word_that_is_drawn_out_is_not_cut():
     assert [[word.word for word in cue] for cue in split_cues(spoken("so", word_s=9.0))] == [["so"]]
 
