@@ -1,14 +1,10 @@
 """What is open to whom: Services, Ingress, Gateway API, NetworkPolicy, TLS, restricted protocols."""
 
 import base64
-import re
-import textwrap
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 Render = Callable[..., Any]
 Refusal = Callable[..., str]
@@ -161,29 +157,6 @@ def test_gateway_routes_lead_to_the_service_under_host_names_of_their_own(render
     assert http["rules"][0]["backendRefs"] == [{"name": "speech-eu-carnelian", "port": 8000}]
     # A Gateway accepts one kind of route for a host name.
     assert not set(grpc["hostnames"]) & set(http["hostnames"])
-
-
-def test_a_canary_s_route_replaces_the_release_s_own(
-    chart: Path, tmp_path: Path, call_helm: Callable[..., Any], render: Render
-) -> None:
-    """Of two routes for a host name and a method the older would get everything."""
-    page = (chart / "docs" / "releases.md").read_text()
-    (values,) = re.findall(r"^    gateway: .*\n(?:    .*\n)+", page, re.M)
-    (tmp_path / "canary.yaml").write_text(textwrap.dedent(values))
-    files = [f"--values={chart}/ci/google-values.yaml", f"--values={tmp_path}/canary.yaml"]
-    done = call_helm("template", "speech", str(chart), *files)
-    assert done.returncode == 0, done.stderr
-    (route,) = (m for m in yaml.safe_load_all(done.stdout) if m and m["kind"] == "GRPCRoute")
-    own = render(case="google").one("GRPCRoute")["spec"]
-    assert {name: route["spec"][name] for name in ("parentRefs", "hostnames")} == {
-        name: own[name] for name in ("parentRefs", "hostnames")
-    }
-    (rule,) = route["spec"]["rules"]
-    assert rule["matches"] == own["rules"][0]["matches"]
-    assert {backend["name"]: backend["weight"] for backend in rule["backendRefs"]} == {
-        "speech-carnelian": 95,
-        "speech-canary-carnelian": 5,
-    }
 
 
 @pytest.mark.parametrize(

@@ -42,17 +42,23 @@ def test_its_commands_serve_another_folder(page: str, template: Callable[..., li
     assert served == {"speech": ["releases/2026-11-21"], "speech-canary": ["releases/2026-12-01"]}
 
 
-def test_its_route_leads_to_both_releases(
+def test_its_route_replaces_the_releases_own_and_leads_to_both(
     page: str, tmp_path: Path, template: Callable[..., list[dict[str, Any]]]
 ) -> None:
-    (route,) = re.findall(r"^    gateway: .*\n(?:    .*\n)+", page, re.M)
-    (tmp_path / "route.yaml").write_text(textwrap.dedent(route))
+    """Of two routes for a host name and a method the older would get everything."""
+    (values,) = re.findall(r"^    gateway: .*\n(?:    .*\n)+", page, re.M)
+    (tmp_path / "route.yaml").write_text(textwrap.dedent(values))
     first = template("speech", "google", f"--values={tmp_path}/route.yaml")
-    both = [*first, *template("speech-canary", "google")]
-    ports = {m["metadata"]["name"]: [p["port"] for p in m["spec"]["ports"]] for m in both if m["kind"] == "Service"}
-    (shared,) = (m for m in first if m["kind"] == "GRPCRoute")
-    backends = shared["spec"]["rules"][0]["backendRefs"]
-    assert [backend["weight"] for backend in backends if backend["port"] in ports[backend["name"]]] == [95, 5]
+    second = template("speech-canary", "google")
+    (shared,), (own,) = ([m["spec"] for m in ms if m["kind"] == "GRPCRoute"] for ms in (first, second))
+    assert [shared[name] for name in ("parentRefs", "hostnames")] == [own[name] for name in ("parentRefs", "hostnames")]
+    (rule,) = shared["rules"]
+    assert rule["matches"] == own["rules"][0]["matches"]
+    weights = {backend["name"]: backend["weight"] for backend in rule["backendRefs"]}
+    assert weights == {"speech-carnelian": 95, "speech-canary-carnelian": 5}
+    services = {m["metadata"]["name"]: m["spec"]["ports"] for m in (*first, *second) if m["kind"] == "Service"}
+    for backend in rule["backendRefs"]:
+        assert backend["port"] in [port["port"] for port in services[backend["name"]]]
 
 
 @pytest.mark.parametrize(
