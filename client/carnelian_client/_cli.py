@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import codecs
 import contextlib
 import functools
 import inspect
-import io
-import json
 import os
-import secrets
-import stat
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias, cast
@@ -19,8 +14,9 @@ import typer
 
 from ._audio import read_all
 from ._errors import CarnelianClientError
-from ._formats import ctm_name, render
+from ._formats import ctm_name
 from ._long import DEFAULT_LONGEST_S, check_longest_piece
+from ._output_cli import deliver_all, name_once, print_text, spell_anything
 from ._retry import DEFAULT_ATTEMPTS, RetryPolicy
 from ._settings import DEFAULT_CONCURRENCY, DEFAULT_MODEL, DEFAULT_TIMEOUT_S, DEFAULT_URL
 from ._stream import DEFAULT_INTERIM_S, DEFAULT_PAUSE_S, check_interim, check_pause
@@ -34,8 +30,6 @@ if TYPE_CHECKING:
 
 STDIN = "-"
 SUFFIXES = {"text": "txt"}
-# For names, which share lines with transcripts.
-_ESCAPES = str.maketrans({"\\": r"\\", "\t": r"\t", "\n": r"\n", "\r": r"\r"})
 API_KEY_VARIABLE = "CARNELIAN_API_KEY"
 
 OutputFormat: TypeAlias = Literal["text", "json", "srt", "vtt", "ctm"]
@@ -161,10 +155,7 @@ def transcribe(
         raise typer.BadParameter("- must be the standard input, but it is closed")
     if out is None and sys.stdout is None:
         raise typer.BadParameter("the standard output must be open, but it is closed; open it, or use --out")
-    if isinstance(sys.stdout, io.TextIOWrapper):  # a character that it cannot encode must not end the command
-        plain = {"strict": "backslashreplace", "surrogateescape": "carnelian"}
-        errors = sys.stdout.errors or "strict"
-        sys.stdout.reconfigure(errors="carnelian-json" if kind == "json" else plain.get(errors, errors))
+    spell_anything(kind)
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC would write its own lines beside our messages
     try:
         check_longest_piece(longest_piece_s)
@@ -197,7 +188,7 @@ def transcribe(
                 outcomes = _transcribe_long(client, files, longest_piece_s, concurrency, decoding)
             else:
                 outcomes = client.transcribe_many(_read(files), concurrency=concurrency, **decoding)
-            failures = _deliver_all(outcomes, kind, files, targets)
+            failures = deliver_all(outcomes, kind, files, targets)
         for failure in failures:
             has_failed = True
             if sys.stderr is not None:  # if it is closed, `print` would use the standard output
@@ -226,89 +217,14 @@ def _transcribe_stream(
         ):
             for told in lines:
                 if isinstance(told, CarnelianClientError):
-                    yield _name_once(file, told)
-                elif failure := _print(told, file):
+                    yield name_once(file, told)
+                elif failure := print_text(told, file):
                     yield failure
                     return
     except BrokenPipeError:  # nobody reads on
         raise
     except (CarnelianClientError, ModuleNotFoundError, OSError) as error:
-        yield _name_once(file, error)
-
-
-def _deliver_all(
-    outcomes: Iterator[Outcome], kind: str, files: list[str], targets: list[Path] | list[None]
-) -> Iterator[str]:
-    """Print or write the files' transcripts, and yield an error message for each that fails."""
-    for file, target, outcome in zip(files, targets, outcomes, strict=True):
-        name = f"{file.translate(_ESCAPES)}\t" if kind == "text" and len(files) > 1 and target is None else ""
-        if failure := _deliver(outcome, kind, file, target, name):
-            yield failure
-
-
-def _deliver(outcome: Outcome, kind: str, file: str, target: Path | None, name: str) -> str | None:
-    """Print a transcript after `name`, or write it to `target`; return an error message if that cannot be done."""
-    if isinstance(outcome, Exception):
-        return _name_once(file, outcome)
-    text = render(outcome, kind, file)
-    if target is None:
-        return _print(name + text, file)
-    try:
-        # In JSON, a file's name that is no text is escaped; elsewhere it is as the system has it.
-        _replace(target, text.encode(errors="carnelian-json" if kind == "json" else "surrogateescape"))
-    except OSError as error:
-        return f"{file}: {target} cannot be written: {error.strerror}"
-    return None
-
-
-def _print(text: str, file: str) -> str | None:
-    """Print what was heard in a file; return an error message if that cannot be done."""
-    try:
-        print(text, end="", flush=True)
-    except BrokenPipeError:  # nobody reads on, as after `| head`
-        raise
-    except OSError as error:
-        return f"{file}: the standard output cannot be written: {error.strerror}"
-    return None
-
-
-def _replace(target: Path, content: bytes) -> None:
-    """Write a file whole or not at all: an earlier transcript stays if the disk has no room for this one."""
-    if target.exists() and not target.is_file():  # a pipe, /dev/null
-        target.write_bytes(content)
-        return
-    target = Path(os.path.realpath(target))  # a symbolic link stays one
-    partial = target.with_name(f".{secrets.token_hex(8)}.part")
-    try:
-        with partial.open("wb") as file:
-            if target.exists():
-                partial.chmod(stat.S_IMODE(target.stat().st_mode))
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(target)
-    finally:
-        partial.unlink(missing_ok=True)
-
-
-def _spell(error: UnicodeError) -> tuple[str | bytes, int]:
-    """Replace a character that cannot be encoded: a byte of a file's name that is no text stays, others are escaped."""
-    assert isinstance(error, UnicodeEncodeError)
-    error.end = error.start + 1
-    try:
-        return codecs.lookup_error("surrogateescape")(error)
-    except UnicodeError:
-        return codecs.lookup_error("backslashreplace")(error)
-
-
-def _spell_in_json(error: UnicodeError) -> tuple[str, int]:
-    """Replace characters that cannot be encoded by JSON's escapes; they stand only in JSON's strings."""
-    assert isinstance(error, UnicodeEncodeError)
-    return json.dumps(error.object[error.start : error.end])[1:-1], error.end
-
-
-codecs.register_error("carnelian", _spell)
-codecs.register_error("carnelian-json", _spell_in_json)
+        yield name_once(file, error)
 
 
 def _targets(files: list[str], out: Path | None, kind: str) -> list[Path] | list[None]:
@@ -373,9 +289,3 @@ def _read(files: list[str]) -> Iterator[Audio]:
             words = f"- must be the standard input, but that cannot be read: {error.strerror}"
             raise typer.BadParameter(words) from error
         yield audio
-
-
-def _name_once(file: str, error: Exception) -> str:
-    """Return an error's message with the file's name before it, unless it begins with that, as the SDK's errors do."""
-    text = (isinstance(error, OSError) and error.strerror) or str(error)
-    return text if text.startswith((f"{file}: ", f"{file}, from ")) else f"{file}: {text}"
