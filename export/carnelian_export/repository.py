@@ -17,16 +17,10 @@ from carnelian_training.replacement import written
 from tritonclient.grpc import model_config_pb2 as pb
 
 from carnelian_export.acoustic import write_acoustic
-from carnelian_export.model_configs import (
-    AUDIO_DECODE,
-    ENGINE_PREFIX,
-    SUFFIXES,
-    name_cached_engines,
-    read_config,
-    to_text,
-)
+from carnelian_export.model_configs import AUDIO_DECODE, SUFFIXES, read_config, to_text
 from carnelian_export.stages import CALIBRATION, VERSION, Decoding, RepositoryError, write_stages
 from carnelian_export.target import Target
+from carnelian_export.tensorrt_configs import ENGINE_PREFIX, name_cached_engines
 
 logger = logging.getLogger(__name__)
 
