@@ -229,13 +229,14 @@ def _describe(rows: Sequence[Row], published: Published) -> str:
     rounds = [len(row.results) for row in rows]
     fewest, most = min(rounds), max(rounds)
     most_cer = max(rounding_cer(result.cell.precision, str(result.machine["accelerator"])) for result in results)
+    over = ", over gRPC" if any(result.cell.protocol == "http" for result in results) else ""
     facts = [
         "Latencies are milliseconds of a request, by Triton's perf_analyzer. "
         + (f"Each is the median over the stable rounds (of {f'{fewest} to ' * (fewest < most)}{most}). " * (most > 1))
         + "Requests: how many were timed in a round. RTFx: seconds of audio per second. A batch has clips of equal "
         "length, and one request is in flight.",
         f"Runs: {', '.join(f'{count} {status}' for status, count in counts.items())}."
-        + ("" if counts["failed"] else " Each checked its transcripts.")
+        + ("" if counts["failed"] else f" Each checked its transcripts{over}.")
         + (f" Stable: the last three windows agree within {'; '.join(limits)}." if limits else ""),
         f"The timed clips are {speech.clips} of each duration, cut from {speech.manifest}. "
         + (

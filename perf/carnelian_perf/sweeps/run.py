@@ -166,6 +166,7 @@ def _measure(sweep: Sweep, cell: Cell) -> Result:
     report, reason = None, None
     batches: dict[str, dict[int, int]] = {}
     server_cpu_s = 0.0
+    one_server: bool = sweep.facts["one_server"]
     busy = measure_busy_cores(0.5)
     try:
         cuts = _cut(sweep, cell.duration_s)
@@ -178,11 +179,13 @@ def _measure(sweep: Sweep, cell: Cell) -> Result:
         server_cpu_s = _read_cpu_s(sweep) - cpu_s  # before the statistics, which take a while to settle
         after = _count(sweep, cell)
         check_answers(sweep.target.client, cell, cuts, expected, most_cer)
-        batches = {stage: after[stage].since(before[stage]).batches for stage in before}
+        counted = {stage: after[stage].since(before[stage]).batches for stage in before}
+        if one_server:
+            _check_counted(sweep, cell, report, counted["acoustic"])
+            batches = counted
     except (CellError, LoadError, perf_analyzer.PerfAnalyzerError) as error:
         sweep.target.ask(sweep.target.client.is_server_ready)
         report, reason = None, str(error)
-    one_server: bool = sweep.facts["one_server"]
     if report is not None and not one_server:
         report = replace(report, stages=None)
     clips = sum(size * count for size, count in batches.get("acoustic", {}).items())
@@ -198,7 +201,7 @@ def _measure(sweep: Sweep, cell: Cell) -> Result:
         accuracy=served.accuracy,
         speech=raw_file.Speech(manifest=str(grid.manifest), format=_file_format(grid), clips=grid.clips),
         others_busy_cores=busy,
-        batches=batches if one_server else {},
+        batches=batches,
         cpu_ms_per_clip=round(1e3 * server_cpu_s / clips, 3) if clips and sweep.target.pid else None,
         **sweep.facts,
     )
@@ -227,6 +230,20 @@ def _count(sweep: Sweep, cell: Cell) -> dict[str, StageStatistics]:
     """Return each stage's statistics, by its name without the model's prefix."""
     found = settle_statistics(sweep.target.client, sweep.models[cell.model].stages)
     return {stage.removeprefix(f"{cell.model}_"): counted for stage, counted in found.items()}
+
+
+def _check_counted(sweep: Sweep, cell: Cell, report: perf_analyzer.Report, acoustic: Mapping[int, int]) -> None:
+    """Check that the clips that perf_analyzer timed went through the acoustic stage of the server asked over gRPC.
+
+    Raises:
+        CellError: They did not, so another server answered.
+    """
+    timed = (report.requests or 1) * cell.batch
+    if (counted := sum(size * count for size, count in acoustic.items())) < timed:
+        raise CellError(
+            f"all of `server` must be one server, but {sweep.target.urls[cell.protocol]} answered {timed} clips, and "
+            f"{sweep.target.urls['grpc']} counted {counted}; name both endpoints of one server"
+        )
 
 
 def _read_cpu_s(sweep: Sweep) -> float:

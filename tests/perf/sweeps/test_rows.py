@@ -45,6 +45,8 @@ def test_rounds_that_failed_have_words_beside_those_that_did_not(static_cell, ma
     assert "- 2 s, batch 1: round 2 failed: gone\n" in page
     assert "- Runs: 1 stable, 0 unstable, 1 failed.\n" in page
     assert "0 failed. Each checked its transcripts.\n" in render_page(make_rows([row.results[0]]), {}, "a", {})
+    over_http = make_rows([make_result(dataclasses.replace(static_cell, protocol="http"), 40.0)])
+    assert "0 failed. Each checked its transcripts, over gRPC.\n" in render_page(over_http, {}, "a", {})
 
 
 def test_cells_of_different_rounds_are_said_to_be(static_cell, file_cell, make_result):

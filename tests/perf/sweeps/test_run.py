@@ -4,12 +4,14 @@ import dataclasses
 import itertools
 import json
 import logging
+import re
 import shlex
 from pathlib import Path
 
 import pytest
 from carnelian_perf.accuracy.served import measure as measure_accuracy
 from carnelian_perf.cuts import cut_equal, write_files
+from carnelian_perf.launch import quiet_server
 from carnelian_perf.load import LoadError
 from carnelian_perf.stages import is_one_server
 from carnelian_perf.sweeps import perf_analyzer
@@ -313,6 +315,17 @@ def test_wrong_http_endpoint_is_named_before_anything_is_measured(make_grid, ser
         with pytest.raises(RuntimeError, match=f"`server.http` of the grid must be .*, but {wrong} does not"):
             run_grid(grid, tmp_path)
     assert not list(tmp_path.glob(f"*/{RESULT}"))
+
+
+@pytest.mark.usefixtures("program")
+def test_cell_that_another_server_answers_over_http_fails(make_grid, server, shipped, tmp_path):
+    with quiet_server(shipped) as other:
+        addresses = {"grpc": server.grpc_url, "http": other.http_url}
+        one, two = run_grid(make_grid(server=addresses, protocols=["grpc", "http"], static={"batches": [2]}), tmp_path)
+    assert one.status == "stable"
+    assert (two.status, two.batches) == ("failed", {})
+    both = f"{other.http_url} answered .* clips, and {server.grpc_url} counted 0; name both endpoints of one server"
+    assert re.search(both, two.reason)
 
 
 @pytest.mark.usefixtures("program")
