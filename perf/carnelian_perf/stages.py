@@ -126,6 +126,6 @@ def settle_statistics(client: Any, models: Sequence[str]) -> dict[str, StageStat
 
 def _ask_statistics(client: Any, model: str) -> Any:
     try:
-        return client.get_inference_statistics(model)
+        return client.get_inference_statistics(model, client_timeout=REQUEST_TIMEOUT_S)
     except grpc.InferenceServerException as error:
         raise LoadError(f"the server must tell what {model} has done, but says: {error.message()}") from error

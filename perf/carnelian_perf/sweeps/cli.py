@@ -40,7 +40,8 @@ def sweep(
     out = out or Path("perf/results") / f"{wanted.name}_sweep"
     results = run_grid(wanted, out, retry)
     counts = {status: sum(result.status == status for result in results) for status in ("stable", "unstable", "failed")}
-    print(f"{', '.join(f'{count} {status}' for status, count in counts.items())}; results in {out}")
+    again = "" if counts["stable"] == len(results) else "; --retry measures unstable and failed cells again"
+    print(f"{', '.join(f'{count} {status}' for status, count in counts.items())}; results in {out}{again}")
     for result in results:
         if result.status == "failed":
             logging.getLogger("carnelian_perf").error("%s %s", result.cell.name, describe(result))

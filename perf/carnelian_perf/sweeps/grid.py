@@ -4,6 +4,7 @@ In: a YAML file of :class:`Grid`'s fields, strictly read. Out: :class:`Cell`, on
 """
 
 import itertools
+import re
 import reprlib
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -67,7 +68,7 @@ class Files(_Strict):
 
 
 def _check_address(text: str) -> str:
-    if "/" in text or ":" not in text:
+    if not re.fullmatch(r"[^/]+:\d{1,5}", text):
         raise ValueError("must be host:port, such as localhost:8001")
     return text
 

@@ -184,7 +184,7 @@ def _measure(sweep: Sweep, cell: Cell) -> Result:
             _check_counted(sweep, cell, report, counted["acoustic"])
             batches = counted
     except (CellError, LoadError, perf_analyzer.PerfAnalyzerError) as error:
-        sweep.target.ask(sweep.target.client.is_server_ready)
+        _check_alive(sweep, cell)
         report, reason = None, str(error)
     if report is not None and not one_server:
         report = replace(report, stages=None)
@@ -218,6 +218,23 @@ def _measure(sweep: Sweep, cell: Cell) -> Result:
         )
     result.write(folder / RESULT)
     return result
+
+
+def _check_alive(sweep: Sweep, cell: Cell) -> None:
+    """Check after a failure that the server still transcribes: Triton calls a model ready whose process has died.
+
+    Raises:
+        RuntimeError: It does not, so that no later cell can be measured.
+    """
+    sweep.target.ask(sweep.target.client.is_server_ready)
+    if (cell.model, cell.duration_s) in sweep.expected:
+        try:
+            transcribe_file(sweep.target.client, cell.model, _cut(sweep, cell.duration_s)[0])
+        except LoadError as error:
+            raise RuntimeError(
+                f"the server must transcribe what it transcribed before {cell.name}, but does not: {error}; start it "
+                "again, then run the same command again: cells that are done are kept"
+            ) from error
 
 
 def _empty(folder: Path) -> None:

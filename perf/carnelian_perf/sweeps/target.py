@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import http.client
+import json
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from typing import Any
 from tritonclient import grpc
 
 from carnelian_perf.accuracy.served import measure as measure_accuracy
+from carnelian_perf.load import REQUEST_TIMEOUT_S
 from carnelian_perf.sweeps.grid import Grid
 
 
@@ -30,14 +32,15 @@ class Target:
         """Call `question`, a method of the client, with `subjects`.
 
         Raises:
-            RuntimeError: The server does not answer; the message says what to do.
+            RuntimeError: The server does not answer within :data:`REQUEST_TIMEOUT_S`; the message says what to do.
         """
         try:
-            return question(*subjects)
+            return question(*subjects, client_timeout=REQUEST_TIMEOUT_S)
         except grpc.InferenceServerException as error:
             raise RuntimeError(
-                f"the server at {self.urls['grpc']} must answer, but does not: {error.message()}; start it "
-                "(`carnelian-serve`), then run the same command again: cells that are done are kept"
+                f"the server at {self.urls['grpc']} must answer over gRPC without TLS, but there is: "
+                f"{error.message()}; see that it runs (`carnelian-serve`) and that this is its gRPC address, then run "
+                "the same command again: cells that are done are kept"
             ) from error
 
 
@@ -80,7 +83,7 @@ def examine(target: Target, grid: Grid, model: str) -> Served:
     """Find what is served under a model's name, and measure its error rates on the manifest.
 
     Raises:
-        RuntimeError: The model is not ready, fails on a clip, or caches its answers.
+        RuntimeError: The model is not ready, is no recogniser, fails on a clip, or caches its answers.
     """
     client = target.client
     names = [model, *([f"{model}_pcm"] if grid.static else [])]
@@ -90,6 +93,11 @@ def examine(target: Target, grid: Grid, model: str) -> Served:
                 f"`models` must be served and ready, but {name!r} is not; the server {_list_models(client)}"
             )
     stages = [step.model_name for step in _read_config(target, model).ensemble_scheduling.step]
+    if f"{model}_acoustic" not in stages:
+        raise RuntimeError(
+            f"`models` must name recognisers, but {model!r} has no stage {model}_acoustic; the server "
+            f"{_list_models(client)}"
+        )
     for name in (*names, *stages):
         if _read_config(target, name).response_cache.enable:
             raise RuntimeError(
@@ -133,7 +141,8 @@ def _read_config(target: Target, model: str) -> Any:
 
 def _list_models(client: Any) -> str:
     try:
-        return "has " + ", ".join(entry.name for entry in client.get_model_repository_index().models)
+        models = client.get_model_repository_index(client_timeout=REQUEST_TIMEOUT_S).models
+        return "has " + ", ".join(entry.name for entry in models)
     except grpc.InferenceServerException:  # Triton's model-repository protocol is off, as in the Helm chart
         return "does not tell which it has"
 
@@ -145,13 +154,14 @@ def check_http(url: str) -> None:
         RuntimeError: It does not answer.
     """
     try:
-        with urllib.request.urlopen(f"http://{url.removeprefix('http://')}/v2/health/ready", timeout=10) as answer:
-            if answer.status == 200:
-                return
+        with urllib.request.urlopen(f"http://{url.removeprefix('http://')}/v2", timeout=10) as answer:
+            found = json.load(answer)
+        if isinstance(found, dict) and "extensions" in found:  # a metrics endpoint answers any path
+            return
         reason = "it is not Triton's"
     except (OSError, ValueError, http.client.HTTPException) as error:
         reason = str(error) or type(error).__name__
     raise RuntimeError(
-        f"`server.http` of the grid must be host:port of the HTTP endpoint of a server that is ready, but {url} "
+        f"`server.http` of the grid must be host:port of the HTTP endpoint of a server, but {url} "
         f"does not answer as one: {reason}"
     )

@@ -103,6 +103,8 @@ def test_cells_that_would_share_a_folder_are_refused(tmp_path, more, differing):
             SMALL + "static: {}\nserver: {grpc: 'http://localhost:8001'}\n",
             "server.grpc: Value error, must be host:port",
         ),
+        (SMALL + "static: {}\nserver: {grpc: '127.0.0.1:abc'}\n", "server.grpc: Value error, must be host:port"),
+        (SMALL + "static: {}\nserver: {grpc: '127.0.0.1:'}\n", "server.grpc: Value error, must be host:port"),
         (SMALL + "static: {}\ntimeout_s: .inf\n", "timeout_s: Input should be a finite number"),
         (SMALL + "static: {batches: []}\n", "static.batches: List should have at least 1"),
         (SMALL + "static: {}\ndurations_s: [0.01]\n", "greater than or equal to 0.1"),

@@ -4,10 +4,14 @@ import dataclasses
 import itertools
 import json
 import logging
+import os
 import re
 import shlex
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from carnelian_perf.accuracy.served import measure as measure_accuracy
 from carnelian_perf.cuts import cut_equal, write_files
@@ -20,6 +24,8 @@ from carnelian_perf.sweeps.perf_analyzer import PerfAnalyzerError
 from carnelian_perf.sweeps.results import RESULT, read_results
 from carnelian_perf.sweeps.run import describe, run_grid
 from carnelian_perf.sweeps.transcripts import check_answers, transcribe_file
+from carnelian_serving.launcher import Server
+from carnelian_serving.stubs import find_instance
 from tritonclient import grpc
 
 MANIFEST = Path(__file__).parents[3] / "demo/clips/manifest.jsonl"
@@ -31,6 +37,12 @@ def program() -> Path:
         return perf_analyzer.find_perf_analyzer()
     except PerfAnalyzerError as error:
         pytest.skip(str(error))
+
+
+@pytest.fixture(scope="module")
+def another(shipped) -> Iterator[Server]:
+    with quiet_server(shipped) as server:
+        yield server
 
 
 @pytest.fixture
@@ -98,7 +110,7 @@ def test_server_that_ends_in_a_cell_leaves_it_to_be_measured(make_grid, tmp_path
         monkeypatch.setattr(grpc.InferenceServerClient, "is_server_ready", refuse)
         raise PerfAnalyzerError("perf_analyzer ended with 99")
 
-    def refuse(_):
+    def refuse(*_, **__):
         raise grpc.InferenceServerException("failed to connect to all addresses")
 
     monkeypatch.setattr(perf_analyzer, "run", end)
@@ -108,9 +120,42 @@ def test_server_that_ends_in_a_cell_leaves_it_to_be_measured(make_grid, tmp_path
 
 
 @pytest.mark.usefixtures("program")
+def test_server_that_stands_still_ends_the_sweep(make_grid, another, tmp_path, monkeypatch):
+    def stop(*_):
+        os.kill(another.pid, signal.SIGSTOP)
+        raise PerfAnalyzerError("perf_analyzer must end within `timeout_s`, 600 s")
+
+    monkeypatch.setattr("carnelian_perf.sweeps.target.REQUEST_TIMEOUT_S", 10)
+    monkeypatch.setattr(perf_analyzer, "run", stop)
+    try:
+        with pytest.raises(RuntimeError, match=f"the server at {another.grpc_url} must answer .*: Deadline Exceeded"):
+            run_grid(make_grid(server={"grpc": another.grpc_url}, static={"batches": [1]}), tmp_path)
+    finally:
+        os.kill(another.pid, signal.SIGCONT)
+    assert not list(tmp_path.glob(f"*/{RESULT}"))
+
+
+@pytest.mark.usefixtures("program")
+def test_stage_that_dies_ends_the_sweep(make_grid, shipped, tmp_path, monkeypatch):
+    def kill(*given):
+        for process in psutil.Process(server.pid).children(recursive=True):
+            if find_instance(process.cmdline()) == "quartznet_demo_acoustic_0_0":
+                process.kill()
+        return run(*given)
+
+    run = perf_analyzer.run
+    monkeypatch.setattr(perf_analyzer, "run", kill)
+    with quiet_server(shipped) as server:
+        grid = make_grid(server={"grpc": server.grpc_url}, static={"batches": [1, 2]})
+        with pytest.raises(RuntimeError, match=r"what it transcribed before .*_b1_c1_r1, but does not: .* not healthy"):
+            run_grid(grid, tmp_path)
+    assert not list(tmp_path.glob(f"*/{RESULT}"))
+
+
+@pytest.mark.usefixtures("program")
 @pytest.mark.parametrize("cached", ["quartznet_demo_acoustic", "quartznet_demo_pcm"])
 def test_server_that_caches_answers_is_refused(make_grid, tmp_path, monkeypatch, cached):
-    def tell(client, model):
+    def tell(client, model, **_):
         answer = get_config(client, model)
         answer.config.response_cache.enable = model == cached
         return answer
@@ -127,7 +172,7 @@ def test_server_that_caches_answers_is_refused(make_grid, tmp_path, monkeypatch,
 def replaced(monkeypatch) -> list[bool]:
     """The acoustic stage has another version as soon as this is not empty."""
 
-    def tell(client, model):
+    def tell(client, model, **_):
         answer = get_metadata(client, model)
         answer.versions[:] = ["2" if replaced and model == "quartznet_demo_acoustic" else "1"]
         return answer
@@ -178,7 +223,7 @@ def test_cell_after_which_the_server_ends_is_kept(make_grid, tmp_path, monkeypat
         patch.setattr(grpc.InferenceServerClient, "get_model_config", refuse)
         return run(*given, **options)
 
-    def refuse(*_):
+    def refuse(*_, **__):
         raise grpc.InferenceServerException("failed to connect to all addresses")
 
     run = perf_analyzer.run
@@ -273,7 +318,7 @@ def test_several_servers_behind_one_address_are_told_from_one(server, monkeypatc
     answer = client.get_inference_statistics("quartznet_demo")
     client.close()
 
-    def tell(*_):
+    def tell(*_, **__):
         (stage,) = answer.model_stats
         stage.inference_stats.success.count, stage.last_inference = next(turns)
         return answer
@@ -310,7 +355,8 @@ def test_a_folder_takes_one_sweep_at_a_time(make_grid, tmp_path, monkeypatch):
 
 @pytest.mark.usefixtures("program")
 def test_wrong_http_endpoint_is_named_before_anything_is_measured(make_grid, server, tmp_path):
-    for wrong in ("127.0.0.1:9", server.grpc_url, "nowhere.invalid:1"):
+    metrics = re.sub("http://|/metrics", "", server.metrics_url)  # it answers any path
+    for wrong in ("127.0.0.1:9", server.grpc_url, metrics, "nowhere.invalid:1"):
         grid = make_grid(server={"grpc": server.grpc_url, "http": wrong}, protocols=["http"], static={})
         with pytest.raises(RuntimeError, match=f"`server.http` of the grid must be .*, but {wrong} does not"):
             run_grid(grid, tmp_path)
@@ -318,13 +364,12 @@ def test_wrong_http_endpoint_is_named_before_anything_is_measured(make_grid, ser
 
 
 @pytest.mark.usefixtures("program")
-def test_cell_that_another_server_answers_over_http_fails(make_grid, server, shipped, tmp_path):
-    with quiet_server(shipped) as other:
-        addresses = {"grpc": server.grpc_url, "http": other.http_url}
-        one, two = run_grid(make_grid(server=addresses, protocols=["grpc", "http"], static={"batches": [2]}), tmp_path)
+def test_cell_that_another_server_answers_over_http_fails(make_grid, server, another, tmp_path):
+    addresses = {"grpc": server.grpc_url, "http": another.http_url}
+    one, two = run_grid(make_grid(server=addresses, protocols=["grpc", "http"], static={"batches": [2]}), tmp_path)
     assert one.status == "stable"
     assert (two.status, two.batches) == ("failed", {})
-    both = f"{other.http_url} answered .* clips, and {server.grpc_url} counted 0; name both endpoints of one server"
+    both = f"{another.http_url} answered .* clips, and {server.grpc_url} counted 0; name both endpoints of one server"
     assert re.search(both, two.reason)
 
 
@@ -342,9 +387,16 @@ def test_missing_model_is_named_with_what_is_there(make_grid, tmp_path):
 
 
 @pytest.mark.usefixtures("program")
-def test_server_that_is_gone_is_named(make_grid, tmp_path):
-    with pytest.raises(RuntimeError, match=r"the server at 127\.0\.0\.1:9 must answer"):
-        run_grid(make_grid(server={"grpc": "127.0.0.1:9"}, static={}), tmp_path)
+def test_model_that_is_no_recogniser_is_named(make_grid, tmp_path):
+    with pytest.raises(RuntimeError, match="must name recognisers, but 'audio_decode' has no stage"):
+        run_grid(make_grid(models={"audio_decode": {}}, files={}), tmp_path)
+
+
+@pytest.mark.usefixtures("program")
+def test_address_that_does_not_answer_over_grpc_is_named(make_grid, server, tmp_path):
+    for wrong in ("127.0.0.1:9", server.http_url):
+        with pytest.raises(RuntimeError, match=f"the server at {wrong} must answer over gRPC .* its gRPC address"):
+            run_grid(make_grid(server={"grpc": wrong}, static={}), tmp_path)
 
 
 def test_missing_program_is_answered_with_what_to_do(monkeypatch, tmp_path):
