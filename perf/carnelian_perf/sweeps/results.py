@@ -1,5 +1,6 @@
 """The result file of one cell of a sweep."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +19,7 @@ SEVERAL_SERVERS = (
     "Several servers answered at one address: latencies and throughput are of all together; times by stage and batch "
     "sizes are not known, since each server counts its own."
 )
+_RATE = re.compile(r"--request-rate-range (\d+\.\d+)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +71,23 @@ class Result(RawFile):
         if self.cell.concurrency is None:
             return self.report.clips_per_s
         return 1e3 * self.cell.concurrency * self.cell.batch / self.report.latency_ms["avg"]
+
+    @property
+    def rate_per_s(self) -> float | None:
+        """Requests per second that perf_analyzer was to send in an open loop; None for a closed one."""
+        found = _RATE.search(self.command)
+        return float(found[1]) if found else None
+
+    @property
+    def share(self) -> float | None:
+        """The share of the closed loop's throughput that an open loop reached; None if not known.
+
+        It differs from the share asked for, which `rate_per_s` is: perf_analyzer draws the same arrivals each time, and
+        in a short window they are fewer or more than on average.
+        """
+        if not (self.cell.poisson_share and self.rate_per_s and self.clips_per_s):
+            return None
+        return self.cell.poisson_share * self.clips_per_s / self.rate_per_s
 
     def find_difference(self, machine: Mapping[str, Any], versions: Mapping[str, str]) -> tuple[str, Any, Any] | None:
         """Find the first key, of machine or versions known on both sides, that differs: key, own value, other value."""

@@ -23,8 +23,6 @@ class Row:
     """The cell, as of its first round."""
     results: list[Result]
     stable: list[Report]
-    most_clients: "Row | None" = None
-    """For an open loop, the row of the closed loop whose throughput its rate is a share of."""
 
     @property
     def group(self) -> tuple[str, str, str, str]:
@@ -80,14 +78,9 @@ class Row:
 
     @property
     def share(self) -> float | None:
-        """The share of the closed loop's throughput that an open loop reached; None if not known.
-
-        It differs from the share asked for: perf_analyzer draws the same arrivals each time, and in a short window they
-        are fewer or more than on average.
-        """
-        if not (self.most_clients and self.most_clients.stable and self.stable):
-            return None
-        return self.clips_per_s / self.most_clients.clips_per_s
+        """The share of the closed loop's throughput that an open loop reached, the median of the stable rounds."""
+        found = [share for result in self.results if (share := result.share) is not None]
+        return statistics.median(found) if found else None
 
     @property
     def rtfx(self) -> float:
@@ -174,15 +167,7 @@ def make_rows(results: Sequence[Result]) -> list[Row]:
         for cell, found in groups.items()
     ]
     rows.sort(key=lambda row: (row.group, row.cell.input, row.cell.duration_s, row.cell.batch, _load(row)))
-    closed = {
-        (row.group, row.cell.duration_s): row for row in rows if row.cell.input == "file" and row.cell.concurrency
-    }
-    return [
-        dataclasses.replace(row, most_clients=closed.get((row.group, row.cell.duration_s)))
-        if row.cell.poisson_share
-        else row
-        for row in rows
-    ]
+    return rows
 
 
 def _check_alike(first: Result, other: Result) -> None:

@@ -63,7 +63,9 @@ def _make_result(cell: Cell, avg_ms: float | None = None, reason: str | None = N
         reason=reason,
         report=report,
         date="2026-01-01T00:00:00+00:00",
-        command="perf_analyzer",
+        command="perf_analyzer"
+        if cell.concurrency
+        else f"perf_analyzer --request-rate-range {cell.poisson_share * 160:.3f}",
         commit="0123456789ab",
         machine={"cpu": "a CPU", "cores": 2, "accelerator": "none", "system": "Linux"},
         versions={"tritonserver": "2.51.0"},

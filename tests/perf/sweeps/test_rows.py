@@ -25,14 +25,19 @@ def test_rounds_of_two_machines_are_refused(static_cell, make_result):
             make_rows([one, dataclasses.replace(two, **change)])
 
 
-def test_share_of_the_throughput_is_the_one_that_was_reached(file_cell, make_result):
-    opened = make_result(dataclasses.replace(file_cell, concurrency=None, poisson_share=0.5), 30.0)
-    closed = [make_result(dataclasses.replace(file_cell, concurrency=number), 50.0) for number in (1, 2)]
-    assert make_rows([opened, *closed])[-1].load == "Poisson, 50% asked for, 75% reached"  # 30 of 40
-    for others in ([], [make_result(closed[-1].cell)]):
-        assert make_rows([opened, *others])[-1].load == "Poisson, 50% asked for"
-    failed = dataclasses.replace(opened, status="failed", report=None)
-    assert make_rows([failed, *closed])[-1].load == "Poisson, 50% asked for"
+def test_share_of_the_throughput_is_that_of_each_round(file_cell, make_result):
+    opened = [
+        dataclasses.replace(
+            make_result(dataclasses.replace(file_cell, concurrency=None, poisson_share=0.5, round=number), avg_ms),
+            command=f"perf_analyzer --request-rate-range {rate:.3f}",
+        )
+        for number, (avg_ms, rate) in enumerate(((30.0, 15), (30.0, 30), (None, 60), (45.0, 10)), 1)
+    ]
+    (row,) = make_rows(opened)
+    assert row.load == "Poisson, 50% asked for, 100% reached"  # 30 of 30, 30 of 60, unstable, 20 of 20
+    failed = dataclasses.replace(opened[0], status="failed", report=None)
+    for one in (failed, opened[2], dataclasses.replace(opened[0], command="perf_analyzer")):
+        assert make_rows([one])[0].load == "Poisson, 50% asked for"
 
 
 def test_rounds_that_failed_have_words_beside_those_that_did_not(static_cell, make_result):
