@@ -228,15 +228,12 @@ def check_same_subject(grid: Grid, earlier: Grid) -> None:
         {
             **{key: getattr(one, key) for key in ("server", "manifest", "clips")},
             "repository": None if one.server or one.random_weights else one.repository,
-            "files.format": one.files.format if one.files else None,
             **{f"models.{name}.random_weights": tested.random_weights for name, tested in one.models.items()},
-            "the largest of files.concurrency": one.files and one.files.poisson and max(one.files.concurrency),
         }
         for one in (earlier, grid)
     )
     for key in [key for key in before if key in now]:
-        is_free = key.endswith(("files.format", "files.concurrency")) and not (before[key] and now[key])
-        if before[key] != now[key] and not is_free:
+        if before[key] != now[key]:
             raise changed(f"`{key}` of the grid", before[key], now[key])
 
 

@@ -111,7 +111,8 @@ def render_page(
                 render_split(static),
             ]
         if files:
-            parts += [f"## Files, one per request: {title}\n", render_files(files), render_split(files)]
+            kind = files[0].results[0].speech.format.upper()
+            parts += [f"## {kind} files, one per request: {title}\n", render_files(files), render_split(files)]
     return "\n".join(parts)
 
 

@@ -37,6 +37,8 @@ class Sweep:
     scratch: Path
     facts: dict[str, Any]
     """The fields that all results share."""
+    done: dict[str, Result]
+    """Cell's name -> its result, those of earlier runs included."""
     models: dict[str, Served] = field(default_factory=dict)
     cuts: dict[float, list[Cut]] = field(default_factory=dict)
     expected: dict[tuple[str, float], list[str]] = field(default_factory=dict)
@@ -76,7 +78,8 @@ def _run_alone(grid: Grid, out: Path, retry: bool, program: Path) -> list[Result
     versions = {**find_versions(), "perf_analyzer": perf_analyzer.find_version(program)}
     facts: dict[str, Any] = {"commit": find_commit(), "machine": describe_machine(), "versions": versions}
     _check_same_machine(done.values(), facts)
-    missing = [cell for cell in cells if cell.name not in done]
+    _check_same_files(done.values(), grid)
+    missing = [cell for cell in cells if cell.name not in done or not _has_its_rate(grid, done, cell)]
     if missing:
         check_files(grid)
     write_grid(grid, out)  # even if no cell is missing: it may have become smaller
@@ -88,7 +91,7 @@ def _run_alone(grid: Grid, out: Path, retry: bool, program: Path) -> list[Result
             if "http" in grid.protocols:
                 check_http(str(target.urls["http"]))
             _check_same_machine(done.values(), facts)
-            sweep = Sweep(grid=grid, out=out, target=target, program=program, scratch=scratch, facts=facts)
+            sweep = Sweep(grid=grid, out=out, target=target, program=program, scratch=scratch, facts=facts, done=done)
             sweep.models = {name: examine(target, grid, name) for name in dict.fromkeys(cell.model for cell in missing)}
             _check_same_models(done.values(), sweep.models)
             facts["one_server"] = grid.server is None or is_one_server(grid.server.grpc, missing[0].model)
@@ -134,6 +137,17 @@ def _check_same_machine(results: Iterable[Result], facts: Mapping[str, Any]) -> 
     for result in results:
         if difference := result.find_difference(facts["machine"], facts["versions"]):
             raise changed(*difference)
+
+
+def _check_same_files(results: Iterable[Result], grid: Grid) -> None:
+    """Check that results of files are of the format that the grid names.
+
+    Raises:
+        GridError: A result is not.
+    """
+    for result in results:
+        if grid.files and result.cell.input == "file" and result.speech.format != grid.files.format:
+            raise changed("`files.format` of the grid", result.speech.format, grid.files.format)
 
 
 def _check_same_models(results: Iterable[Result], models: Mapping[str, Served]) -> None:
@@ -300,11 +314,11 @@ def _write_command(sweep: Sweep, cell: Cell, cuts: Sequence[Cut], expected: Sequ
             write_pcm(data, cuts)
         else:
             write_files(data, cuts, expected if checked else None)
-    load = (
-        ["--concurrency-range", str(cell.concurrency)]
-        if cell.poisson_share is None
-        else ["--async", "--request-distribution", "poisson", "--request-rate-range", f"{_find_rate(sweep, cell):.3f}"]
-    )
+    if cell.poisson_share is None:
+        load = ["--concurrency-range", str(cell.concurrency)]
+    else:
+        rate = _find_rate(grid, sweep.done, cell)
+        load = ["--async", "--request-distribution", "poisson", "--request-rate-range", f"{rate:.3f}"]
     memory = [] if cell.shared_memory == "none" else ["--shared-memory", cell.shared_memory]
     return [
         *(str(sweep.program), "-v", "-m", cell.served_model),
@@ -316,12 +330,22 @@ def _write_command(sweep: Sweep, cell: Cell, cuts: Sequence[Cut], expected: Sequ
     ]
 
 
-def _find_rate(sweep: Sweep, cell: Cell) -> float:
+def _has_its_rate(grid: Grid, done: Mapping[str, Result], cell: Cell) -> bool:
+    """Whether the result of a cell is of the rate that it would have now; a closed loop has none."""
+    if (rate := done[cell.name].rate_per_s) is None:
+        return True
+    try:
+        return f"{rate:.3f}" == f"{_find_rate(grid, done, cell):.3f}"
+    except CellError:  # the closed loop will be measured again
+        return False
+
+
+def _find_rate(grid: Grid, done: Mapping[str, Result], cell: Cell) -> float:
     """Find the requests per second: the cell's share of the throughput of the closed loop with most clients."""
-    assert sweep.grid.files is not None
+    assert grid.files is not None
     assert cell.poisson_share is not None
-    closed = replace(cell, poisson_share=None, concurrency=max(sweep.grid.files.concurrency))
-    found = _find_result(sweep.out / closed.name, retry=False)
+    closed = replace(cell, poisson_share=None, concurrency=max(grid.files.concurrency))
+    found = done.get(closed.name)
     if found is None or found.report is None or not found.report.windows:
         raise CellError(f"the rate is a share of {closed.name}'s throughput, but that cell has none")
     rate = found.clips_per_s

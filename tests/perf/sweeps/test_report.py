@@ -31,6 +31,7 @@ def test_tables_have_medians_beside_the_published_row(sweep, read_row):
     assert read_row(page, "2", "8 clients")[8:10] == ["160.0", "320"]
     assert read_row(page, "2", "Poisson, 50% asked for, 19% reached")[8:10] == ["30.0", "60"]  # of 160
     assert "median 0.1) busy just before the runs." in page
+    assert "\n## FLAC files, one per request: quartznet_15x5, fp32, onnxruntime, grpc\n" in page
 
 
 def test_all_machines_and_versions_are_named(tmp_path, static_cell, file_cell, make_result):
@@ -167,7 +168,7 @@ def test_what_the_grid_has_no_longer_is_left_out_and_counted(sweep, read_row):
     assert "<strong>Left out:</strong> results of" in html.read_text()
     assert read_row(text, "2", "1")[3] == "35.0"  # of round 1 alone
     assert [line.split("|")[2].strip() for line in text.splitlines() if line.startswith("| 2 |")][:2] == ["1", "8"]
-    assert "## Files" not in text
+    assert "files, one per request" not in text
     assert "- Runs: 2 stable, 0 unstable, 0 failed." in text
     assert [plot.name for plot in plots] == ["small_sweep_latency.png", "small_sweep_stages.png"]
     write_grid(Grid(name="small", models={"another": {}}, static={}), sweep)

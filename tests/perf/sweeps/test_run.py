@@ -105,6 +105,28 @@ def test_cells_are_measured_checked_and_kept(make_grid, tmp_path, caplog):
 
 
 @pytest.mark.usefixtures("program")
+def test_open_loop_is_measured_again_when_its_closed_one_is_another(make_grid, tmp_path, caplog):
+    caplog.set_level(logging.INFO, "carnelian_perf")
+    run_grid(make_grid(files={"poisson": [0.5]}), tmp_path)
+    run_grid(make_grid(files={"concurrency": [1, 2]}), tmp_path)
+    grid = make_grid(files={"concurrency": [1, 2], "poisson": [0.5]})
+    _, closed, opened = run_grid(grid, tmp_path)
+    assert caplog.messages[-1] == "1 cells measured now, 2 were there"
+    assert opened.rate_per_s == pytest.approx(closed.clips_per_s / 2, abs=1e-3)
+    (tmp_path / closed.cell.name / RESULT).unlink()
+    run_grid(grid, tmp_path)
+    assert caplog.messages[-1] == "2 cells measured now, 1 were there"
+
+
+@pytest.mark.usefixtures("program")
+def test_results_of_another_file_format_are_not_continued(make_grid, tmp_path):
+    run_grid(make_grid(files={}), tmp_path)
+    run_grid(make_grid(static={"batches": [1]}), tmp_path)
+    with pytest.raises(GridError, match=r"`files.format` of the grid must be .* are there, flac, but is wav"):
+        run_grid(make_grid(files={"format": "wav"}), tmp_path)
+
+
+@pytest.mark.usefixtures("program")
 def test_server_that_ends_in_a_cell_leaves_it_to_be_measured(make_grid, tmp_path, monkeypatch):
     def end(*_):
         monkeypatch.setattr(grpc.InferenceServerClient, "is_server_ready", refuse)
