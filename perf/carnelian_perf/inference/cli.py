@@ -69,7 +69,10 @@ def infer(
     out: Annotated[Path | None, raw_file_option("NAME_infer.json", "Raw file; the table goes beside it.")] = None,
     raw: Annotated[Path | None, render_option("the table")] = None,
 ) -> None:
-    """Measure inference without a server, by batch and duration: PyTorch, ONNX Runtime and TensorRT in turns."""
+    """Measure inference without a server, by batch and duration: PyTorch, ONNX Runtime and TensorRT in turns.
+
+    The exit status is 1 if no engine ran.
+    """
     from carnelian_perf.inference.render import render_page
     from carnelian_perf.inference.results import TITLES, Measurement, Plan
     from carnelian_perf.yardsticks.published import choose
@@ -107,6 +110,8 @@ def infer(
         config, network = load_network(source, plan.overrides)
         raw = raw_file_path(out, f"{config.name}_infer.json")
         write_each((replace(measured, published=chosen) for measured in measure(plan, config, network)), raw)
-    show_page(
+    measurement = show_page(
         raw, Measurement, lambda found, name: render_page(replace(found, published=chosen or found.published), name)
     )
+    if all(timing.not_run for timing in measurement.timings):
+        raise typer.Exit(1)

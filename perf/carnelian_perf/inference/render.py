@@ -68,6 +68,8 @@ def _find_absent(measurement: Measurement) -> dict[str, str]:
 
 def _say_texts(measurement: Measurement) -> str:
     wrong = Counter(timing.engine for timing in measurement.timings if timing.same_texts is False)
+    if all(timing.not_run for timing in measurement.timings):
+        return "No engine ran, so no texts were compared."
     if not wrong:
         return "Texts are equal for all engines."
     titles = measurement.titles

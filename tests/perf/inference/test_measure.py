@@ -210,6 +210,18 @@ def test_commands_for_a_gpu_are_right_but_for_the_gpu(monkeypatch, call):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_engines_that_all_cannot_run_are_a_failure(tmp_path, call):
+    words = "--engines graphs --durations 0.5 --batches 1 --steps 1 --warm-up 0"
+    manifest = ROOT / "demo/clips/manifest.jsonl"
+    status, out, _ = call(
+        main, "infer", CHECKPOINT, *words.split(), "--manifest", manifest, "--out", tmp_path / "raw.json"
+    )
+    assert status == 1
+    assert "No engine ran, so no texts were compared." in out
+    assert "Texts are equal" not in out
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 def test_missing_gpu_is_named():
     with pytest.raises(ValueError, match="PyTorch has a GPU"):
         check_device(make_plan(engines=["eager"], steps=1, warm_up=0, device="cuda"))
