@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shlex
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -24,8 +25,14 @@ def write_each(measurements: Iterable[Measured], path: Path) -> None:
     """
     measurement = None
     part = path.with_name(f"{path.stem}_unfinished.json") if _is_finished(path) else path
-    for measurement in measurements:
-        dataclasses.replace(measurement, finished=False).write(part)
+    try:
+        for measurement in measurements:
+            dataclasses.replace(measurement, finished=False).write(part)
+    except BaseException:  # also Ctrl-C
+        if measurement is not None:
+            command = f"carnelian-perf {measurement.subject} --render {shlex.quote(str(part))}"
+            typer.echo(f"{part} has what was measured so far; its page: {command}", err=True)
+        raise
     if measurement is None:
         raise ValueError(f"there must be something to measure for {path}, but there was nothing")
     measurement.write(path)

@@ -93,7 +93,7 @@ def test_it_is_unfinished_until_all_parts_are_there(measurement, tmp_path):
     assert "Not finished" not in render_page(last, "raw.json")
 
 
-def test_a_finished_raw_file_stays_until_the_next_is_whole(measurement, tmp_path):
+def test_a_finished_raw_file_stays_until_the_next_is_whole(measurement, tmp_path, capsys):
     path, part = tmp_path / "raw.json", tmp_path / "raw_unfinished.json"
     measurement.write(path)
     before = path.read_bytes()
@@ -106,6 +106,8 @@ def test_a_finished_raw_file_stays_until_the_next_is_whole(measurement, tmp_path
         write_each(interrupted(), path)
     assert path.read_bytes() == before
     assert not type(measurement).read(part).finished
+    command = f"carnelian-perf {measurement.subject} --render {part}"
+    assert capsys.readouterr().err == f"{part} has what was measured so far; its page: {command}\n"
     write_each([replace(measurement, runs=measurement.runs[:1])], path)
     assert path.read_bytes() != before
     assert not part.exists()
