@@ -30,7 +30,7 @@ def render_page(measurement: Measurement, raw_name: str) -> str:
         "the ways changes. Ratios are of the same round: the median, and in brackets the least and the greatest.",
         "CPU: of the server and its models, all cores together; in process, of that process. The client is left out.",
         "In process: the served graph in ONNX Runtime, with as many threads, on features that the server made.",
-        f"Speech: {measurement.speech.manifest}, cut to the duration. Random weights give no meaningful texts.",
+        f"Speech: {measurement.speech.manifest}, cut to the duration.",
         f"Machine: {measurement.say_machine()}. Other processes kept {measurement.others_busy_cores} cores "
         "busy before.",
         *measurement.say_sources(raw_name),
