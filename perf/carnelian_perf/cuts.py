@@ -13,6 +13,7 @@ import numpy.typing as npt
 import soundfile
 
 from carnelian_perf.clips import SAMPLE_RATE_HZ, read_speech
+from carnelian_perf.whole_file import write_whole
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ def write_pcm(path: Path, cuts: Sequence[Cut]) -> None:
         }
         for cut in cuts
     ]
-    path.write_text(json.dumps({"data": rows}))
+    write_whole(path, json.dumps({"data": rows}))
 
 
 def write_files(path: Path, cuts: Sequence[Cut], transcripts: Sequence[str] | None) -> None:
@@ -57,7 +58,7 @@ def write_files(path: Path, cuts: Sequence[Cut], transcripts: Sequence[str] | No
     content: dict[str, Any] = {"data": rows}
     if transcripts is not None:
         content["validation_data"] = [{"TRANSCRIPT": {"content": [text], "shape": [1]}} for text in transcripts]
-    path.write_text(json.dumps(content))
+    write_whole(path, json.dumps(content))
 
 
 def _cut(samples: npt.NDArray[np.float32], file_format: str) -> Cut:

@@ -51,3 +51,11 @@ def test_input_files_are_as_perf_analyzer_reads_them(tmp_path):
     content = json.loads((tmp_path / "files.json").read_text())
     assert base64.b64decode(content["data"][0]["AUDIO"]["content"]["b64"]) == cuts[0].file
     assert content["validation_data"][1]["TRANSCRIPT"] == {"content": ["two"], "shape": [1]}
+
+
+def test_a_disk_without_room_is_named_with_the_file(room, tmp_path):
+    cuts = cut_equal(MANIFEST, 0.5, 2, "wav")
+    with room(1000):
+        for write in (lambda path: write_pcm(path, cuts), lambda path: write_files(path, cuts, None)):
+            with pytest.raises(OSError, match=f"{tmp_path}/scratch.json could not be written"):
+                write(tmp_path / "scratch.json")
