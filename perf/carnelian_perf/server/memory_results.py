@@ -10,6 +10,8 @@ from carnelian_perf.raw_file import Filled, Record, Traffic
 SERVER = "tritonserver"
 SETTLING_SHARE = 0.2
 """Share of the requests, at the start, that is not judged: allocators and queues grow to what the traffic needs."""
+SETTLING_REQUESTS = 2000
+"""Number of requests in which memory grows without a leak, too, as in `perf/results/quartznet_demo_memory.json`."""
 FLAT_SHARE = 0.01
 """Memory is flat if both ends of the trend's interval, over all requests, are less than this share of the memory."""
 CONFIDENCE = 0.95
@@ -72,7 +74,8 @@ class Trend:
     low: float
     high: float
     verdict: str
-    """`flat`, `grows` or `shrinks`; `unclear` if the interval allows more than one."""
+    """`flat`, `grows` or `shrinks`; `unclear` if the interval allows more than one; `too short` if it grows within the
+    first :data:`SETTLING_REQUESTS`, as it would without a leak."""
 
 
 def find_trend(requests: Sequence[int], sizes: Sequence[int]) -> Trend:
@@ -108,7 +111,7 @@ def find_trend(requests: Sequence[int], sizes: Sequence[int]) -> Trend:
     if -allowed < low and high < allowed:
         verdict = "flat"
     elif low > 0:
-        verdict = "grows"
+        verdict = "grows" if requests[-1] > SETTLING_REQUESTS else "too short"
     elif high < 0:
         verdict = "shrinks"
     else:

@@ -44,6 +44,12 @@ def test_a_leak_of_a_few_kilobytes_a_request_is_seen_and_measured():
     assert find_trend(REQUESTS, sizes[::-1]).verdict == "shrinks"
 
 
+def test_growth_while_memory_settles_is_too_short_to_judge():
+    requests = range(60, 301, 60)
+    trend = find_trend(requests, [1000 * MIB + 46_324 * number for number in requests])
+    assert (trend.verdict, trend.slope) == ("too short", 46_324)
+
+
 def test_too_few_samples_are_unclear():
     assert find_trend([1, 2, 3], [100, 300, 200]).verdict == "unclear"
 
