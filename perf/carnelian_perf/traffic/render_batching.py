@@ -49,6 +49,7 @@ def draw(measurement: Measurement, path: Path) -> None:
         axis.bar(list(summary.batches.sizes), summary.batches.percentages, color="#b3401f")
         axis.set_title(f"{measurement.candidates[summary.candidate]}, {summary.queue_delay_ms:g} ms", fontsize=9)
         axis.set_ylabel("% of clips")
+    axes[-1].xaxis.get_major_locator().set_params(integer=True)
     axes[-1].set_xlabel("clips in the batch (acoustic stage)")
     figure.suptitle(f"{measurement.model}, {measurement.concurrency} clients, clips of mixed length", fontsize=10)
     write_plot(path, figure)

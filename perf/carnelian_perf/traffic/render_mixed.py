@@ -16,7 +16,7 @@ def render_page(measurement: Measurement, raw_name: str) -> str:
     mean_s = sum(durations) / len(durations)
     head = ["system", f"clips/s, p95 <= {measurement.target_ms:g} ms", "times the last row", "audio s/s"]
     head += ["p50", "p95", "p99", "closed loop, clips/s", "mean batch", "padding", "CPU ms/clip"]
-    rows = [_row(measurement, summary, summaries[-1].rates_per_s, mean_s) for summary in summaries]
+    rows = [_row(measurement, summary, summaries[-1], mean_s) for summary in summaries]
     notes = [
         f"Clips arrive at random (Poisson), for about {measurement.seconds:g} s in each run; latencies are "
         "milliseconds from when a clip was due. A bisection finds the highest rate that meets the target; the table "
@@ -55,23 +55,26 @@ def draw(measurement: Measurement, path: Path) -> None:
     latency.axhline(measurement.target_ms, color="grey", linewidth=1, label=label)
     latency.set(xlabel="clips per second, Poisson", ylabel="ms, p95")
     scale_milliseconds(latency)
+    batches.xaxis.get_major_locator().set_params(integer=True)
     batches.set(xlabel="clips in the batch (acoustic stage)", ylabel="% of clips")
     figure.legend(*latency.get_legend_handles_labels(), fontsize=8, ncols=4, loc="outside lower center")
     figure.suptitle(f"{measurement.model}, clips of mixed length in an open loop", fontsize=11)
     write_plot(path, figure)
 
 
-def _compare(rates: list[float], others: list[float]) -> str:
+def _compare(summary: Summary, other: Summary) -> str:
     """Compare the rates of two systems, over the rounds in which the other one met the target at some rate."""
-    pairs = [pair for pair in zip(rates, others, strict=True) if pair[1]]
-    return str(Ratio.of(*zip(*pairs, strict=True))) if pairs else "-"
+    pairs = [pair for pair in zip(summary.rates_per_s, other.rates_per_s, strict=True) if pair[1]]
+    if not pairs or other.is_least:  # how much higher its rate could be is not known
+        return "-"
+    return f"{'at least ' if summary.is_least else ''}{Ratio.of(*zip(*pairs, strict=True))}"
 
 
-def _row(measurement: Measurement, summary: Summary, last_rates: list[float], mean_s: float) -> list[str]:
+def _row(measurement: Measurement, summary: Summary, last: Summary, mean_s: float) -> list[str]:
     return [
         measurement.systems[summary.system],
         f"{'at least ' if summary.is_least else ''}{summary.rate_per_s:.1f}" if summary.rate_per_s else "none met it",
-        _compare(summary.rates_per_s, last_rates),
+        _compare(summary, last),
         f"{summary.rate_per_s * mean_s:.0f}",
         *(f"{latency:.0f}" for latency in summary.latency_ms or ()),
         *([] if summary.latency_ms else ["", "", ""]),

@@ -112,6 +112,24 @@ def test_rate_that_no_step_exceeded_is_the_least_that_it_can_be(measurement):
     assert "| our way | at least 6.0 | - |" in page
 
 
+@pytest.mark.parametrize(
+    ("highest", "ratio"),
+    [
+        ((9.0, 9.0), "2.00 (2.00 to 2.00)"),
+        ((None, 9.0), "at least 2.00 (2.00 to 2.00)"),
+        ((9.0, None), "-"),
+        ((None, None), "-"),
+    ],
+)
+def test_ratio_of_rates_that_no_step_exceeded_is_not_said_to_be_known(measurement, highest, ratio):
+    runs = [make_run(system, None, 100) for system in ("ours", "theirs")]
+    for system, rate, most in zip(("ours", "theirs"), (6.0, 3.0), highest, strict=True):
+        runs += [make_run(system, rate, 400), *([make_run(system, most, 600)] if most else [])]
+    row, last = render_page(dataclasses.replace(measurement, runs=runs), "raw.json").splitlines()[4:6]
+    assert row.split(" | ")[2] == ratio
+    assert last.split(" | ")[2] == ("1.00 (1.00 to 1.00)" if highest[1] else "-")
+
+
 def test_the_target_is_of_the_95th_percentile():
     run = dataclasses.replace(make_run("ours", 6.0, 100), latencies_s=[0.1] * 9 + [0.9])
     assert [meets(run, target_ms) for target_ms in (899, 901)] == [False, True]
