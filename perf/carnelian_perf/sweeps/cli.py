@@ -34,7 +34,7 @@ def sweep(
     Cells that have a result are not measured again. The exit status is 1 if a cell failed.
     """
     from carnelian_perf.sweeps.grid import read_grid
-    from carnelian_perf.sweeps.run import describe, run_grid
+    from carnelian_perf.sweeps.run import run_grid
 
     wanted = read_grid(grid)
     out = out or Path("perf/results") / f"{wanted.name}_sweep"
@@ -44,7 +44,7 @@ def sweep(
     print(f"{', '.join(f'{count} {status}' for status, count in counts.items())}; results in {out}{again}")
     for result in results:
         if result.status == "failed":
-            logging.getLogger("carnelian_perf").error("%s %s", result.cell.name, describe(result))
+            logging.getLogger("carnelian_perf").error("%s %s", result.cell.name, result.describe())
     if counts["failed"]:
         raise typer.Exit(1)
 
@@ -75,7 +75,8 @@ def report(
     from carnelian_perf.yardsticks.published import choose
 
     if not sweep.is_dir():
-        raise typer.BadParameter(f"SWEEP must be a folder, but {sweep} is not there; `carnelian-perf sweep` makes it")
+        found = "a file" if sweep.exists() else "not there"
+        raise typer.BadParameter(f"SWEEP must be a folder, but {sweep} is {found}; `carnelian-perf sweep` makes it")
     chosen = published_table(model, published_machine, published_precision)
     published = choose(**chosen) if chosen else {}
     raws = [_model_and_file(text) for text in inference or ()]

@@ -253,8 +253,12 @@ def _describe(rows: Sequence[Row], published: Published) -> str:
         f"{dates[0]} to {dates[-1]}, commit {', '.join(commits)}. This page: `{command_line()}`.",
     ]
     if published:
-        title = next(iter(published.values())).title
-        facts.append(f"Published: {title} ([source]({_SOURCE})), another machine. Times as fast: their mean over ours.")
+        theirs = next(iter(published.values()))
+        others = sorted({row.cell.model for row in rows} - {theirs.model})
+        facts.append(
+            f"Published: {theirs.title} ([source]({_SOURCE})), another machine. Times as fast: their mean over ours."
+            + (f" **{' and '.join(others)} may be another network than {theirs.model}.**" if others else "")
+        )
     return "".join(f"- {fact}\n" for fact in facts)
 
 

@@ -89,6 +89,16 @@ class Result(RawFile):
             return None
         return self.cell.poisson_share * self.clips_per_s / self.rate_per_s
 
+    def describe(self) -> str:
+        """Describe the result in one line."""
+        if self.report is None:
+            return f"failed: {self.reason}"
+        if self.report.latency_ms is None:
+            rates = [rate for rate, _ in self.report.windows]
+            return f"unstable: windows of {min(rates, default=0):.1f} to {max(rates, default=0):.1f} clips/s"
+        latency = self.report.latency_ms
+        return f"p50 {latency['p50']:.1f}, p95 {latency['p95']:.1f} ms, {self.clips_per_s:.1f} clips/s"
+
     def find_difference(self, machine: Mapping[str, Any], versions: Mapping[str, str]) -> tuple[str, Any, Any] | None:
         """Find the first key, of machine or versions known on both sides, that differs: key, own value, other value."""
         own = {**self.machine, **self.versions}

@@ -46,17 +46,13 @@ class Row:
 
     @property
     def troubles(self) -> list[str]:
-        """Reasons why rounds failed, and the range of the windows if no round was stable."""
+        """What became of the rounds that have no numbers."""
         several = len(self.results) > 1
-        found = [
-            f"{f'round {result.cell.round} ' if several else ''}failed: {result.reason}"
+        return [
+            f"{f'round {result.cell.round} ' if several else ''}{result.describe()}"
             for result in self.results
-            if result.status == "failed"
+            if result.status != "stable"
         ]
-        if not self.stable and len(found) < len(self.results):
-            rates = [rate for result in self.results if result.report for rate, _ in result.report.windows]
-            found.append(f"unstable, windows of {min(rates, default=0):.1f} to {max(rates, default=0):.1f} clips/s")
-        return found
 
     @property
     def latency_ms(self) -> dict[str, float]:

@@ -102,20 +102,9 @@ def _run_alone(grid: Grid, out: Path, retry: bool, program: Path) -> list[Result
                     _expect(sweep, cell)
             for cell in tqdm(missing, desc=grid.name, unit="cell", disable=None):
                 done[cell.name] = result = _measure(sweep, cell)
-                LOGGER.info("%s: %s", cell.name, describe(result))
+                LOGGER.info("%s: %s", cell.name, result.describe())
     LOGGER.info("%d cells measured now, %d were there", len(missing), len(cells) - len(missing))
     return [done[cell.name] for cell in cells]
-
-
-def describe(result: Result) -> str:
-    """Describe a result in one line."""
-    if result.report is None:
-        return f"{result.status}: {result.reason}"
-    if result.report.latency_ms is None:
-        rates = [rate for rate, _ in result.report.windows]
-        return f"unstable: windows of {min(rates, default=0):.1f} to {max(rates, default=0):.1f} clips/s"
-    latency = result.report.latency_ms
-    return f"p50 {latency['p50']:.1f}, p95 {latency['p95']:.1f} ms, {result.clips_per_s:.1f} clips/s"
 
 
 def _find_result(folder: Path, retry: bool) -> Result | None:

@@ -23,7 +23,7 @@ def test_tables_have_medians_beside_the_published_row(sweep, read_row):
         *("35.5", "36.4", "55.6", "35.7", "1.79", "50.0", "100", "12.5", "7.5"),
     ]
     assert read_row(page, "2", "16")[2] == "unstable"
-    assert "- 2 s, batch 16: unstable, windows of 10.0 to 20.0 clips/s\n" in page
+    assert "- 2 s, batch 16: unstable: windows of 10.0 to 20.0 clips/s\n" in page
     assert "- 2 s, batch 33: failed: batch-size must be <= 32\n" in page
     assert read_row(page, "2", "batch 8") == [
         *("2", "batch 8", "2.0", *["1.0 + 1.0 + **17.0** + 1.0"] * 3, "40.0", "+100%")
@@ -31,7 +31,13 @@ def test_tables_have_medians_beside_the_published_row(sweep, read_row):
     assert read_row(page, "2", "8 clients")[8:10] == ["160.0", "320"]
     assert read_row(page, "2", "Poisson, 50% asked for, 19% reached")[8:10] == ["30.0", "60"]  # of 160
     assert "median 0.1) busy just before the runs." in page
+    assert "may be another network" not in page
     assert "\n## FLAC files, one per request: quartznet_15x5, fp32, onnxruntime, grpc\n" in page
+
+
+def test_published_network_of_another_name_is_said_to_be_one(sweep):
+    page = write_report(sweep, choose("jasper_10x5dr", "A100", "fp16"))[0].read_text()
+    assert "over ours. **quartznet_15x5 may be another network than jasper_10x5dr.**\n" in page
 
 
 def test_all_machines_and_versions_are_named(tmp_path, static_cell, file_cell, make_result):
@@ -145,7 +151,11 @@ def test_percentiles_that_were_not_published_may_stay_empty(monkeypatch, sweep, 
 
 
 def test_folder_that_is_no_sweep_is_status_1_or_2(tmp_path, call):
-    assert call(main, "report", tmp_path / "nowhere")[0] == 2
+    (tmp_path / "raw.json").touch()
+    for name, found in (("nowhere", "not there"), ("raw.json", "a file")):
+        status, _, err = call(main, "report", tmp_path / name)
+        assert status == 2
+        assert f"{found};" in " ".join(err.replace("│", "").split())
     status, _, err = call(main, "report", tmp_path)
     assert status == 1
     assert "as `carnelian-perf sweep` makes it" in err

@@ -43,9 +43,11 @@ def test_share_of_the_throughput_is_that_of_each_round(file_cell, make_result):
 def test_rounds_that_failed_have_words_beside_those_that_did_not(static_cell, make_result):
     again = dataclasses.replace(static_cell, round=2)
     (row,) = make_rows([make_result(static_cell), make_result(again, reason="gone")])
-    assert row.troubles == ["round 2 failed: gone", "unstable, windows of 10.0 to 20.0 clips/s"]
+    assert row.troubles == ["round 1 unstable: windows of 10.0 to 20.0 clips/s", "round 2 failed: gone"]
     (row,) = rows = make_rows([make_result(static_cell, 40.0), make_result(again, reason="gone")])
     assert row.troubles == ["round 2 failed: gone"]
+    (one,) = make_rows([make_result(static_cell, 40.0), make_result(again)])
+    assert one.troubles == ["round 2 unstable: windows of 10.0 to 20.0 clips/s"]
     page = render_page(rows, {}, "small", {})
     assert "- 2 s, batch 1: round 2 failed: gone\n" in page
     assert "- Runs: 1 stable, 0 unstable, 1 failed.\n" in page

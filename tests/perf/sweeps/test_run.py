@@ -21,8 +21,8 @@ from carnelian_perf.stages import is_one_server
 from carnelian_perf.sweeps import perf_analyzer
 from carnelian_perf.sweeps.grid import CellError, Grid, GridError
 from carnelian_perf.sweeps.perf_analyzer import PerfAnalyzerError
-from carnelian_perf.sweeps.results import RESULT, read_results
-from carnelian_perf.sweeps.run import describe, run_grid
+from carnelian_perf.sweeps.results import RESULT, Result, read_results
+from carnelian_perf.sweeps.run import run_grid
 from carnelian_perf.sweeps.transcripts import check_answers, transcribe_file
 from carnelian_serving.launcher import Server
 from carnelian_serving.stubs import find_instance
@@ -68,7 +68,7 @@ def make_grid(server):
 def test_cells_are_measured_checked_and_kept(make_grid, tmp_path, caplog):
     grid = make_grid(static={"batches": [2]}, files={"concurrency": [2], "poisson": [0.5]})
     results = run_grid(grid, tmp_path)
-    assert [result.status for result in results] == ["stable"] * 3, [describe(result) for result in results]
+    assert [result.status for result in results] == ["stable"] * 3, [result.describe() for result in results]
     static, closed, poisson = results
     for result in results:
         latency = result.report.latency_ms
@@ -89,7 +89,7 @@ def test_cells_are_measured_checked_and_kept(make_grid, tmp_path, caplog):
     caplog.set_level(logging.INFO, "carnelian_perf")
     assert run_grid(grid, tmp_path) == results  # from their files: nothing is measured again
     assert caplog.messages[-1] == "0 cells measured now, 3 were there"
-    assert sorted(read_results(tmp_path), key=describe) == sorted(results, key=describe)
+    assert sorted(read_results(tmp_path), key=Result.describe) == sorted(results, key=Result.describe)
 
     more = make_grid(static={"batches": [2, 3]})
     for key, others in (
@@ -274,7 +274,7 @@ def test_unstable_and_failed_cells_are_recorded_and_measured_again_on_request(ma
     assert unstable.status == "unstable"
     assert len(unstable.report.windows) == 3
     assert unstable.report.latency_ms is None
-    assert "windows of" in describe(unstable)
+    assert "windows of" in unstable.describe()
     assert failed.status == "failed"
     assert "batch-size must be <= 32" in failed.reason
     assert failed.batches == {}
