@@ -13,7 +13,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+import yaml
 from carnelian_perf.accuracy.served import measure as measure_accuracy
+from carnelian_perf.cli import main
 from carnelian_perf.cuts import cut_equal, write_files
 from carnelian_perf.launch import quiet_server
 from carnelian_perf.load import LoadError
@@ -259,7 +261,7 @@ def test_cell_after_which_the_server_ends_is_kept(make_grid, tmp_path, monkeypat
 @pytest.mark.usefixtures("program")
 def test_transcripts_are_taken_before_anything_is_measured(make_grid, tmp_path, monkeypatch):
     def change(*_):
-        monkeypatch.setattr("carnelian_perf.sweeps.run.transcribe_file", lambda *_: "of another model")
+        monkeypatch.setattr("carnelian_perf.sweeps.measure.transcribe_file", lambda *_: "of another model")
         raise PerfAnalyzerError("perf_analyzer ended with 99")
 
     monkeypatch.setattr(perf_analyzer, "run", change)
@@ -268,7 +270,7 @@ def test_transcripts_are_taken_before_anything_is_measured(make_grid, tmp_path, 
 
 
 @pytest.mark.usefixtures("program")
-def test_unstable_and_failed_cells_are_recorded_and_measured_again_on_request(make_grid, tmp_path):
+def test_unstable_and_failed_cells_are_recorded_and_measured_again_on_request(make_grid, tmp_path, call):
     grid = make_grid(static={"batches": [1, 33]}, stability_percent=1e-6)  # 32 is the largest batch
     unstable, failed = run_grid(grid, tmp_path)
     assert unstable.status == "unstable"
@@ -279,6 +281,11 @@ def test_unstable_and_failed_cells_are_recorded_and_measured_again_on_request(ma
     assert "batch-size must be <= 32" in failed.reason
     assert failed.batches == {}
     assert json.loads((tmp_path / failed.cell.name / "result.json").read_text())["reason"] == failed.reason
+
+    (tmp_path / "grid.yaml").write_text(yaml.safe_dump(grid.model_dump(mode="json")))
+    status, said, _ = call(main, "sweep", tmp_path / "grid.yaml", "--out", tmp_path)
+    assert status == 1
+    assert said.endswith(f"results in {tmp_path}; --retry measures unstable and failed cells again\n")
 
     easier = make_grid(static={"batches": [1]})
     assert run_grid(easier, tmp_path) == [unstable]
@@ -293,7 +300,7 @@ def test_cell_whose_stages_do_not_tell_what_they_did_is_recorded(make_grid, tmp_
     def refuse(*_):
         raise LoadError("the server must tell what quartznet_demo_acoustic has done")
 
-    monkeypatch.setattr("carnelian_perf.sweeps.run.settle_statistics", refuse)
+    monkeypatch.setattr("carnelian_perf.sweeps.measure.settle_statistics", refuse)
     (result,) = run_grid(make_grid(static={"batches": [1]}), tmp_path)
     assert (result.status, result.batches, result.cpu_ms_per_clip) == ("failed", {}, None)
     assert "must tell what quartznet_demo_acoustic has done" in result.reason
