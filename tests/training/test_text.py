@@ -93,7 +93,8 @@ def test_a_word_that_looks_like_an_abbreviation_stays():
         ("o\u2018zbek", " o\u02bbzbek", "o\u02bbzbek"),
         ("ג\u05f3ירפה", " 'גירפה", "ג'ירפה"),
         ('צה\u05f4ל, ארה"ב "כן"', " צהלארבכן", "צהל ארהב כן"),
-        ('צה\u05f4ל, ארה"ב', ' צהלארב"', 'צהל ארה"ב'),
+        ('צה\u05f4ל, ארה"ב', ' צהלארב"', 'צה"ל ארה"ב'),
+        ("צה''ל, ארה\u201dב", " צהלארב\u05f4", "צה\u05f4ל ארה\u05f4ב"),
         ("\u02bbA\u02bbole 'tog\u02bb'", " aoletg\u02bb", "\u02bba\u02bbole tog\u02bb"),  # a letter
         ("o\u02bbzbek ma\u02bcno", " \u02bc\u02bbozbekman", "o\u02bbzbek ma\u02bcno"),
         ("\u8c48", "\uf900\u8c48", "\u8c48"),

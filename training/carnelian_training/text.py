@@ -68,8 +68,8 @@ _QUOTE = re.compile(r"(?<![a-z])'+(?=[a-z])")
 _NO_LETTER_AROUND = re.compile(r"(?<![a-z])'|'(?![a-z])")
 _NO_POSSESSIVE = re.compile(r"(?<![a-z])'|(?<!s)'(?![a-z])")
 
-# Gershayim mark a Hebrew acronym before its last letter; keyboards have a quotation mark in their place.
-_GERSHAYIM = re.compile('(?<=[\u05d0-\u05ea])["\u05f4](?=[\u05d0-\u05ea])')
+# Gershayim mark a Hebrew acronym before its last letter; most texts have quotation marks in their place.
+_GERSHAYIM = re.compile("(?<=[\u05d0-\u05ea])(?:[\"\u05f4\u201d\u201c\u201e]|'')(?=[\u05d0-\u05ea])")
 
 
 def spell_out(text: str) -> str:
@@ -119,9 +119,10 @@ def to_given_labels(text: str, labels: str) -> str | None:
     all_of_them = {*map(chr, _APOSTROPHES), "'"}
     own = next((label for label in labels if label in all_of_them), "")
     quotes = "".join(sorted(mark for mark in all_of_them if not (mark in labels and mark.isalpha())))
-    text = re.sub(rf"(?<!\w)[{quotes}]+|[{quotes}]+(?!\w)", " ", unicodedata.normalize("NFC", text))
+    text = _GERSHAYIM.sub(next((mark for mark in '"\u05f4' if mark in labels), ""), unicodedata.normalize("NFC", text))
+    text = re.sub(rf"(?<!\w)[{quotes}]+|[{quotes}]+(?!\w)", " ", text)
     text = text.translate({ord(mark): own for mark in all_of_them - set(labels)})
-    text = spell(_GERSHAYIM.sub(lambda mark: mark[0] if mark[0] in labels else "", text), tuple(labels))
+    text = spell(text, tuple(labels))
     outside = [(ord(character), unicodedata.category(character)) for character in set(text) - set(labels)]
     marks = {code: " " for code, category in outside if category.startswith("P") and chr(code) not in _READ_OUT}
     # Soft hyphens and direction marks are removed; a zero-width space separates words, as in Khmer.
