@@ -82,11 +82,11 @@ def _cut(word: Word) -> Iterator[Word]:
         yield word
         return
     parts = max(math.ceil(duration_s / MAX_CUE_S), math.ceil(size / MAX_LINE_CHARACTERS))
-    edges = [0, *(_letter_at(word.word, i * size // parts) for i in range(1, parts + 1))]
+    # Fewer where a letter of several marks would be in two.
+    edges = sorted({0, *(_letter_at(word.word, i * size // parts) for i in range(1, parts + 1))})
+    part_s = duration_s / (len(edges) - 1)
     for i, (start, end) in enumerate(pairwise(edges)):
-        start_s, end_s = (word.start_s + edge * duration_s / parts for edge in (i, i + 1))
-        if start < end:  # else its letter, of several marks, is in the part before
-            yield Word(word.word[start:end], start_s, end_s, word.confidence)
+        yield Word(word.word[start:end], word.start_s + i * part_s, word.start_s + (i + 1) * part_s, word.confidence)
 
 
 def _letter_at(text: str, index: int) -> int:

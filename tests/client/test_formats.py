@@ -64,9 +64,9 @@ def test_a_mark_without_a_letter_is_not_lost():
 
 def test_a_part_that_would_have_no_letter_is_no_cue():
     """Its line would be empty, which ends a cue."""
-    printed = render(transcript((Word("ที่" * 8, 0.0, 60.0, 0.9),)), "srt", "a.wav")
-    cues = [cue.split("\n")[2:] for cue in printed.strip().split("\n\n")]
-    assert cues == [["ที่"]] * 8
+    cues = [word for [word] in split_cues((Word("ที่" * 8, 0.0, 60.0, 0.9),))]
+    assert [word.word for word in cues] == ["ที่"] * 8
+    assert [(word.start_s, word.end_s) for word in cues] == [(7.5 * i, 7.5 * (i + 1)) for i in range(8)]
 
 
 def test_a_word_that_is_drawn_out_is_not_cut():
