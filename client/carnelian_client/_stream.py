@@ -181,13 +181,15 @@ def check_pause(pause_s: float) -> None:
     """Raise ValueError for a pause that cannot end utterances."""
     least_s, most_s = PAUSE_RANGE_S
     if not least_s <= pause_s <= most_s:
-        raise ValueError(f"`pause_s` must be {least_s:g} to {most_s} s, but is {pause_s:g}.")
+        raise ValueError(f"`pause_s` (`--pause`) must be {least_s:g} to {most_s} s, but is {pause_s:g}.")
 
 
 def check_interim(interim_s: float | None) -> None:
     """Raise ValueError for a time between interim results that is none."""
     if interim_s is not None and not interim_s > 0:
-        raise ValueError(f"`interim_s` must be above 0, or None for no interim results, but is {interim_s:g}.")
+        raise ValueError(
+            f"`interim_s` must be above 0, or None (`--interim 0`) for no interim results, but is {interim_s:g}."
+        )
 
 
 class _Detector:

@@ -246,8 +246,9 @@ def test_interim_results_are_not_tried_again(endpoint, client, triton, says_how_
     for listen in (lambda: list(client.transcribe_stream(blocks_of(talk), RATE)), lambda: asyncio.run(hear())):
         triton.requests.clear()
         triton.script = [BUSY]
-        heard = listen()
-        assert len(triton.requests) == len(heard) + 1
+        listen()
+        first, second, *_ = (request.raw_input_contents[0] for request in triton.requests)
+        assert len(second) > len(first)
 
 
 def test_the_twin_hears_the_same(endpoint, client, says_how_long, talk):
@@ -285,8 +286,8 @@ def test_the_twin_hears_the_same(endpoint, client, says_how_long, talk):
     ("arguments", "words"),
     [
         ({"interim_s": 0}, "`interim_s` must be above 0"),
-        ({"pause_s": 0.05}, "`pause_s` must be 0.1 to 5 s, but is 0.05"),
-        ({"pause_s": float("nan")}, "`pause_s` must be 0.1 to 5 s, but is nan"),
+        ({"pause_s": 0.05}, "must be 0.1 to 5 s, but is 0.05"),
+        ({"pause_s": float("nan")}, "must be 0.1 to 5 s, but is nan"),
         ({"longest_piece_s": 61}, "must have 5 to 60 s, but has 61"),
         ({"rate": 0}, "at least 1 Hz"),
         ({"rate": "16000"}, "the rate a whole number of Hz"),

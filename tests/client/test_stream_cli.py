@@ -312,6 +312,13 @@ def test_json_may_have_final_results_alone(through_pipe, utterances, talk, words
     assert [json.loads(line)["is_final"] for line in out.splitlines()] == [True, True]
 
 
+def test_an_interim_result_comes_after_so_many_seconds(through_pipe, utterances, talk):
+    _, out, _ = through_pipe(growing(talk), "--json", "--interim", "2")
+    first = json.loads(out.splitlines()[0])
+    assert not first["is_final"]
+    assert 2 <= first["end"] - first["start"] < 2.3
+
+
 def test_a_pause_may_be_longer(through_pipe, utterances, talk):
     _, out, _ = through_pipe(growing(talk), "--pause", "3")
     [heard] = out.splitlines()
