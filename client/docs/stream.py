@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 from carnelian_client import CarnelianClient, Utterance
 from carnelian_client._stream import DEFAULT_PAUSE_S, SPEECH_PAD_S
 from carnelian_perf import raw_file
@@ -32,8 +33,7 @@ def main() -> None:
     """Measure, write stream.json and print the table."""
     busy, origin = measure_busy_cores(), raw_file.describe_origin()
     clips, reference = read_clips(Path(sys.argv[1]))
-    silence = np.zeros(RATE_HZ, np.int16)
-    samples = np.concatenate([part for clip in clips for part in (clip, silence)])
+    samples = with_silence(clips)
     rows = []
     with (
         Server(ROOT / "model_repository", http_port=0, grpc_port=0, metrics_port=0) as server,
@@ -88,6 +88,12 @@ def listen(client: CarnelianClient, samples: "Block", reference: str, decoder: s
         "late_median_s": round(statistics.median(late_s), 3),
         "late_95_s": round(float(np.percentile(late_s, 95)), 3),
     }
+
+
+def with_silence(clips: list[npt.NDArray[np.int16]]) -> npt.NDArray[np.int16]:
+    """Join clips, with a second of silence behind each."""
+    silence = np.zeros(RATE_HZ, np.int16)
+    return np.concatenate([part for clip in clips for part in (clip, silence)])
 
 
 def spoken(samples: "Block", began_s: float) -> Iterator["Block"]:

@@ -297,6 +297,10 @@ def test_the_cost_of_live_audio_is_that_of_the_raw_file():
     assert f"{raw['clips']} clips of strangers with {raw['words']:,} words" in page
     assert f"{raw['pause_s']} s of that are the pause" in page
     assert f"{100 * raw['client_cores_a_stream']:.0f} % of a core for each" in page
+    many = json.loads(read("client/docs/streams.json"))
+    for streams, *measured in (row.values() for row in many["rows"]):
+        assert f"| {streams} | {' | '.join(f'{each:.2f}' for each in measured)} |" in page
+    assert f"{many['seconds']} s each" in page
 
 
 def test_the_growth_of_memory_is_that_of_the_raw_file():
