@@ -133,7 +133,8 @@ def compare(scorer: Scorer, network: CtcNetwork, precision: str, what: str) -> f
         what: The exported network's name in error messages.
 
     Returns:
-        The largest difference between log-probabilities.
+        The largest difference between log-probabilities, as it is compared with its limit: below :data:`UNLIKELY`,
+        divided by as much as the limit grows.
 
     Raises:
         ParityError: Differences are over one of :data:`TOLERANCES`, or a length is wrong.
@@ -155,7 +156,7 @@ def compare(scorer: Scorer, network: CtcNetwork, precision: str, what: str) -> f
         scorer([clips[LONG], loud], [lengths[LONG]] * 2)[0][0],
         scorer([loud, clips[LONG]], [lengths[LONG]] * 2)[0][1],
     )
-    differences, counted = [], []
+    differences = []
     for row, (clip, length) in enumerate(zip(clips, lengths, strict=True)):
         expected, end = score(network, clip, min(length, clip.shape[-1]))
         alone, alone_lengths = scorer([clip], [length])
@@ -164,16 +165,14 @@ def compare(scorer: Scorer, network: CtcNetwork, precision: str, what: str) -> f
             if found != wanted:
                 raise ParityError(f"{what}: {OUTPUTS[1]} must be {wanted} for {length} frames, but is {found}")
         for log_probs in (batch[row], alone[0], *(beside_loud if row == LONG else ())):
-            differences.append(np.abs(log_probs[:end] - expected).ravel())
-            counted.append(differences[-1] / np.maximum(expected / UNLIKELY, 1).ravel())
-    TOLERANCES[precision].check(
-        np.concatenate(counted),
+            differences.append((np.abs(log_probs[:end] - expected) / np.maximum(expected / UNLIKELY, 1)).ravel())
+    return TOLERANCES[precision].check(
+        np.concatenate(differences),
         f"{what}: log-probabilities of {precision}",
         f"alone, in a batch of {len(SHAPES)} clips of random features, and beside a very loud one; where PyTorch's x "
         f"is below {UNLIKELY:g}, times {UNLIKELY:g} / x",
         "" if precision == "fp32" else "; export in fp32",
     )
-    return float(np.concatenate(differences).max())
 
 
 @torch.inference_mode()

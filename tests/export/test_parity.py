@@ -70,7 +70,7 @@ def test_a_trained_network_is_exported_in_float16_and_wrong_weights_of_it_are_re
     """It gives some labels -131, where the steps of float16 are 0.1."""
     config, network = load_model(DEMO)
     difference = write_model(tmp_path, "demo", config, network, target=Target(precision="fp16"))
-    assert difference < 0.5
+    assert difference <= parity.TOLERANCES["fp16"].worst  # as it is told
     with torch.no_grad():
         network.head.bias += torch.linspace(0, 0.35, len(network.head.bias))
     with pytest.raises(ParityError, match=r"of fp16 .* by 0\.\d+, and 0\.06\d+ in the mean .* below -50, times"):
