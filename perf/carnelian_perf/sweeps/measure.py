@@ -199,11 +199,20 @@ def _write_command(sweep: Sweep, cell: Cell, cuts: Sequence[Cut], expected: Sequ
     ]
 
 
-def find_rate(grid: Grid, done: Mapping[str, Result], cell: Cell) -> float:
-    """Find the requests per second: the cell's share of the throughput of the closed loop with most clients."""
+def find_closed(grid: Grid, cell: Cell) -> Cell:
+    """Find the cell whose throughput an open loop has a share of: the closed loop with most clients."""
     assert grid.files is not None
+    return replace(cell, poisson_share=None, concurrency=max(grid.files.concurrency))
+
+
+def find_rate(grid: Grid, done: Mapping[str, Result], cell: Cell) -> float:
+    """Find the requests per second: the cell's share of the throughput of its closed loop.
+
+    Raises:
+        CellError: The closed loop has none.
+    """
     assert cell.poisson_share is not None
-    closed = replace(cell, poisson_share=None, concurrency=max(grid.files.concurrency))
+    closed = find_closed(grid, cell)
     found = done.get(closed.name)
     if found is None or found.report is None or not found.report.windows:
         raise CellError(f"the rate is a share of {closed.name}'s throughput, but that cell has none")

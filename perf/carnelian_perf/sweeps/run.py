@@ -15,7 +15,7 @@ from carnelian_perf.stages import is_one_server
 from carnelian_perf.sweeps import perf_analyzer
 from carnelian_perf.sweeps.grid import Cell, CellError, Grid, changed, check_files, check_same_subject, list_cells
 from carnelian_perf.sweeps.lock import alone_in
-from carnelian_perf.sweeps.measure import Sweep, expect, find_rate, measure
+from carnelian_perf.sweeps.measure import Sweep, expect, find_closed, find_rate, measure
 from carnelian_perf.sweeps.results import RESULT, SEVERAL_SERVERS, Result, read_grid_of, read_result, write_grid
 from carnelian_perf.sweeps.target import Served, check_http, examine, open_target
 
@@ -56,10 +56,11 @@ def _run_alone(grid: Grid, out: Path, retry: bool, program: Path) -> list[Result
     facts: dict[str, Any] = {"commit": find_commit(), "machine": describe_machine(), "versions": versions}
     _check_same_machine(done.values(), facts)
     _check_same_files(done.values(), grid)
-    missing = [cell for cell in cells if cell.name not in done or not _has_its_rate(grid, done, cell)]
+    missing = [cell for cell in cells if _is_missing(grid, done, cell)]
     if missing:
         check_files(grid)
     write_grid(grid, out)  # even if no cell is missing: it may have become smaller
+    measured = 0
     if missing:
         with contextlib.ExitStack() as stack:
             scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="carnelian-perf-")))
@@ -78,9 +79,12 @@ def _run_alone(grid: Grid, out: Path, retry: bool, program: Path) -> list[Result
                 with contextlib.suppress(LoadError):  # the cell itself will fail, too
                     expect(sweep, cell)
             for cell in tqdm(missing, desc=grid.name, unit="cell", disable=None):
+                if not _is_missing(grid, done, cell):  # its closed loop, measured just now, gave no other rate
+                    continue
                 done[cell.name] = result = measure(sweep, cell)
+                measured += 1
                 LOGGER.info("%s: %s", cell.name, result.describe())
-    LOGGER.info("%d cells measured now, %d were there", len(missing), len(cells) - len(missing))
+    LOGGER.info("%d cells measured now, %d were there", measured, len(cells) - measured)
     return [done[cell.name] for cell in cells]
 
 
@@ -134,11 +138,15 @@ def _check_same_models(results: Iterable[Result], models: Mapping[str, Served]) 
                 raise changed(f"{key} of {result.cell.model}", before, now, why)
 
 
-def _has_its_rate(grid: Grid, done: Mapping[str, Result], cell: Cell) -> bool:
-    """Whether the result of a cell is of the rate that it would have now; a closed loop has none."""
-    if (rate := done[cell.name].rate_per_s) is None:
+def _is_missing(grid: Grid, done: Mapping[str, Result], cell: Cell) -> bool:
+    """Whether a cell has no result, or one of another rate than it would have now; a closed loop has no rate."""
+    if cell.name not in done:
         return True
+    if (rate := done[cell.name].rate_per_s) is None:
+        return False
+    if find_closed(grid, cell).name not in done:
+        return True  # as far as is known: its closed loop is measured first
     try:
-        return f"{rate:.3f}" == f"{find_rate(grid, done, cell):.3f}"
-    except CellError:  # the closed loop will be measured again
+        return f"{rate:.3f}" != f"{find_rate(grid, done, cell):.3f}"
+    except CellError:  # there is no other rate to measure at
         return False

@@ -121,6 +121,23 @@ def test_open_loop_is_measured_again_when_its_closed_one_is_another(make_grid, t
 
 
 @pytest.mark.usefixtures("program")
+def test_open_loop_is_kept_if_its_closed_one_fails_when_measured_again(make_grid, tmp_path, monkeypatch, caplog):
+    def fail(*_):
+        raise PerfAnalyzerError("perf_analyzer ended with 99")
+
+    grid = make_grid(files={"poisson": [0.5]})
+    closed, opened = run_grid(grid, tmp_path)
+    unstable = dataclasses.replace(closed.report, status="unstable", latency_ms=None)
+    dataclasses.replace(closed, status="unstable", report=unstable).write(tmp_path / closed.cell.name / RESULT)
+    monkeypatch.setattr(perf_analyzer, "run", fail)
+    caplog.set_level(logging.INFO, "carnelian_perf")
+    failed, kept = run_grid(grid, tmp_path, retry=True)
+    assert (failed.status, kept) == ("failed", opened)
+    assert caplog.messages[-1] == "1 cells measured now, 1 were there"
+    assert run_grid(grid, tmp_path) == [failed, opened]
+
+
+@pytest.mark.usefixtures("program")
 def test_results_of_another_file_format_are_not_continued(make_grid, tmp_path):
     run_grid(make_grid(files={}), tmp_path)
     run_grid(make_grid(static={"batches": [1]}), tmp_path)
