@@ -23,19 +23,20 @@ def write_each(measurements: Iterable[Measured], path: Path) -> None:
     Raises:
         ValueError: There is no measurement.
     """
-    measurement = None
+    written = None
     part = path.with_name(f"{path.stem}_unfinished.json") if _is_finished(path) else path
     try:
         for measurement in measurements:
             dataclasses.replace(measurement, finished=False).write(part)
+            written = measurement
     except BaseException:  # also Ctrl-C
-        if measurement is not None:
-            command = f"carnelian-perf {measurement.subject} --render {shlex.quote(str(part))}"
+        if written is not None:
+            command = f"carnelian-perf {written.subject} --render {shlex.quote(str(part))}"
             typer.echo(f"{part} has what was measured so far; its page: {command}", err=True)
         raise
-    if measurement is None:
+    if written is None:
         raise ValueError(f"there must be something to measure for {path}, but there was nothing")
-    measurement.write(path)
+    written.write(path)
     if part != path:
         part.unlink()
 

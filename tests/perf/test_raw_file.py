@@ -113,6 +113,14 @@ def test_a_finished_raw_file_stays_until_the_next_is_whole(measurement, tmp_path
     assert not part.exists()
 
 
+def test_what_a_full_disk_had_no_room_for_is_not_said_to_be_there(measurement, tmp_path, capsys, room):
+    path = tmp_path / "raw.json"
+    with room(100), pytest.raises(OSError, match="could not be written"):
+        write_each([measurement], path)
+    assert capsys.readouterr().err == ""
+    assert not path.exists()
+
+
 def test_nothing_to_measure_leaves_what_is_there(measurement, tmp_path):
     path = tmp_path / "raw.json"
     measurement.write(path)
