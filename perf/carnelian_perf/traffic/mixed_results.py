@@ -48,6 +48,8 @@ class Summary:
     """Whether every rate of the median round met the target, so that a higher rate may meet it, too."""
     rates_per_s: list[float]
     """The highest rate of each round at which the target was met; 0 if none did."""
+    are_least: list[bool]
+    """Of each round what `is_least` is of the median one."""
     latency_ms: list[float] | None
     """50th, 95th and 99th percentile of latency at `rate_per_s`, in the median round; None if none met it."""
     batches: Batches
@@ -74,13 +76,15 @@ def _summarise(measurement: Measurement, system: str) -> Summary:
     met = {run.round: run for run in sorted(opened, key=_rate_of) if meets(run, measurement.target_ms)}
     rates = {run.round: _rate_of(met[run.round]) if run.round in met else 0.0 for run in closed}
     middle = sorted(rates, key=lambda number: rates[number])[(len(rates) - 1) // 2]
-    beyond = [run for run in opened if run.round == middle and not meets(run, measurement.target_ms)]
+    beyond = {run.round for run in opened if not meets(run, measurement.target_ms)}
+    least = {number: number in met and number not in beyond for number in rates}
     return Summary(
         system=system,
         capacity_per_s=statistics.median(run.clips_per_s for run in closed),
         rate_per_s=rates[middle],
-        is_least=middle in met and not beyond,
+        is_least=least[middle],
         rates_per_s=[rates[number] for number in sorted(rates)],
+        are_least=[least[number] for number in sorted(rates)],
         latency_ms=[met[middle].percentile_ms(percent) for percent in (50, 95, 99)] if middle in met else None,
         batches=Batches.of(list(met.values()) or opened),
         cpu_ms_per_clip=statistics.median(run.cpu_ms_per_clip for run in closed),

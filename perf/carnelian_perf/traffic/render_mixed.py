@@ -65,9 +65,9 @@ def draw(measurement: Measurement, path: Path) -> None:
 def _compare(summary: Summary, other: Summary) -> str:
     """Compare the rates of two systems, over the rounds in which the other one met the target at some rate."""
     pairs = [pair for pair in zip(summary.rates_per_s, other.rates_per_s, strict=True) if pair[1]]
-    if not pairs or other.is_least:  # how much higher its rate could be is not known
+    if not pairs or any(other.are_least):  # how much higher its rate of a round could be is not known
         return "-"
-    return f"{'at least ' if summary.is_least else ''}{Ratio.of(*zip(*pairs, strict=True))}"
+    return f"{'at least ' if any(summary.are_least) else ''}{Ratio.of(*zip(*pairs, strict=True))}"
 
 
 def _row(measurement: Measurement, summary: Summary, last: Summary, mean_s: float) -> list[str]:

@@ -130,6 +130,24 @@ def test_ratio_of_rates_that_no_step_exceeded_is_not_said_to_be_known(measuremen
     assert last.split(" | ")[2] == ("1.00 (1.00 to 1.00)" if highest[1] else "-")
 
 
+@pytest.mark.parametrize(
+    ("highest", "ratio"),
+    [
+        ({"theirs": 1}, "-"),
+        ({"theirs": 2}, "-"),
+        ({"ours": 1}, "at least 2.00 (2.00 to 2.00)"),
+        ({"ours": 2}, "at least 2.00 (2.00 to 2.00)"),
+    ],
+)
+def test_ratio_is_not_known_if_a_rate_of_any_round_is_not(measurement, highest, ratio):
+    runs = [make_run(system, None, 100, number) for system in ("ours", "theirs") for number in (1, 2)]
+    for system, number, rate in (("ours", 1, 6.0), ("theirs", 1, 3.0), ("ours", 2, 8.0), ("theirs", 2, 4.0)):
+        runs += [make_run(system, rate, 400, number)]
+        runs += [] if highest.get(system) == number else [make_run(system, 9.0, 600, number)]
+    page = render_page(dataclasses.replace(measurement, runs=runs), "raw.json")
+    assert page.splitlines()[4].split(" | ")[2] == ratio
+
+
 def test_the_target_is_of_the_95th_percentile():
     run = dataclasses.replace(make_run("ours", 6.0, 100), latencies_s=[0.1] * 9 + [0.9])
     assert [meets(run, target_ms) for target_ms in (899, 901)] == [False, True]
