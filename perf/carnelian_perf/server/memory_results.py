@@ -74,8 +74,8 @@ class Trend:
     low: float
     high: float
     verdict: str
-    """`flat`, `grows` or `shrinks`; `unclear` if the interval allows more than one; `too short` if it grows within the
-    first :data:`SETTLING_REQUESTS`, as it would without a leak."""
+    """`flat`, `grows` or `shrinks`; `unclear` if the interval allows more than one; `too short` if it grows, but
+    the first sample is within :data:`SETTLING_REQUESTS`, so that it may without a leak."""
 
 
 def find_trend(requests: Sequence[int], sizes: Sequence[int]) -> Trend:
@@ -111,7 +111,7 @@ def find_trend(requests: Sequence[int], sizes: Sequence[int]) -> Trend:
     if -allowed < low and high < allowed:
         verdict = "flat"
     elif low > 0:
-        verdict = "grows" if requests[-1] > SETTLING_REQUESTS else "too short"
+        verdict = "grows" if requests[0] >= SETTLING_REQUESTS else "too short"
     elif high < 0:
         verdict = "shrinks"
     else:

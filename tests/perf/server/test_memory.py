@@ -1,6 +1,8 @@
 """The trend's arithmetic; and a real server looked at, over a few requests."""
 
 import random
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +11,10 @@ from carnelian_perf.clips import cut_clips
 from carnelian_perf.raw_file import Traffic
 from carnelian_perf.server.memory import Plan, measure
 from carnelian_perf.server.memory_results import SERVER, Measurement, Process, Sample, find_trend
-from carnelian_perf.server.render_memory import render_page
+from carnelian_perf.server.render_memory import render_page, trend_of
 
 MANIFEST = Path(__file__).parents[3] / "demo/clips/manifest.jsonl"
+RESULTS = MANIFEST.parents[2] / "perf/results"
 MIB = 2**20
 REQUESTS = [250 * number for number in range(8, 41)]
 
@@ -48,6 +51,22 @@ def test_growth_while_memory_settles_is_too_short_to_judge():
     requests = range(60, 301, 60)
     trend = find_trend(requests, [1000 * MIB + 46_324 * number for number in requests])
     assert (trend.verdict, trend.slope) == ("too short", 46_324)
+
+
+@pytest.mark.parametrize(("num_requests", "verdict"), [(2500, "too short"), (8750, "too short"), (10_000, "grows")])
+def test_growth_is_judged_if_all_requests_while_memory_settles_are_left_out(num_requests, verdict):
+    """Of a real run without a leak, the first 2,500 requests grow by 5,950 bytes each, all 10,000 by 1,084."""
+    found = Measurement.read(RESULTS / "quartznet_demo_memory.json")
+    cut = replace(found, samples=[sample for sample in found.samples if sample.requests <= num_requests])
+    assert trend_of(cut).verdict == verdict
+    note = "- MiB. RSS, PSS, USS: .* Too short: memory grows, but some samples are of the first 2000 requests"
+    assert bool(re.search(note, render_page(cut, "raw.json"))) == (verdict == "too short")
+
+
+def test_a_short_measurement_that_is_flat_says_nothing_of_growth(origin):
+    process = Process(rss=9, pss=8, uss=7)
+    samples = [Sample(requests=r, processes={SERVER: process}, shared_memory_bytes=0) for r in range(0, 1001, 50)]
+    assert "Too short" not in render_page(make_measurement(origin, samples), "raw.json")
 
 
 def test_too_few_samples_are_unclear():
