@@ -1,6 +1,7 @@
 """Measure one cell of a sweep: perf_analyzer on the real server, with checked transcripts and a result file."""
 
 import shlex
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,6 +17,9 @@ from carnelian_perf.sweeps.grid import Cell, CellError, Grid
 from carnelian_perf.sweeps.results import RESULT, Result
 from carnelian_perf.sweeps.target import Served, Target, digest
 from carnelian_perf.sweeps.transcripts import check_answers, rounding_cer, transcribe_file
+
+RECOVERY_S = 10.0
+"""Seconds within which the queues of a server that had more requests than it could answer are empty again."""
 
 
 @dataclass(kw_only=True)
@@ -38,7 +42,11 @@ class Sweep:
 
 
 def measure(sweep: Sweep, cell: Cell) -> Result:
-    """Measure a cell; a failure is recorded as its result, unless the server is gone."""
+    """Measure a cell; a failure is recorded as its result, unless the server is gone.
+
+    Raises:
+        RuntimeError: The server is gone, serves another model, or no longer transcribes.
+    """
     grid, served = sweep.grid, sweep.models[cell.model]
     is_random = grid.models[cell.model].random_weights is not None
     most_cer = rounding_cer(cell.precision, sweep.facts["machine"]["accelerator"]) if is_random else 0.0
@@ -67,7 +75,6 @@ def measure(sweep: Sweep, cell: Cell) -> Result:
             _check_counted(sweep, cell, report, counted["acoustic"])
             batches = counted
     except (CellError, LoadError, perf_analyzer.PerfAnalyzerError) as error:
-        _check_alive(sweep, cell)
         report, reason = None, str(error)
     if report is not None and not one_server:
         report = replace(report, stages=None)
@@ -100,24 +107,31 @@ def measure(sweep: Sweep, cell: Cell) -> Result:
             f"since {cell.name}; name another folder (--out) for that"
         )
     result.write(folder / RESULT)
+    if reason is not None:
+        _check_transcribes(sweep, cell, reason)
     return result
 
 
-def _check_alive(sweep: Sweep, cell: Cell) -> None:
+def _check_transcribes(sweep: Sweep, cell: Cell, reason: str) -> None:
     """Check after a failure that the server still transcribes: Triton calls a model ready whose process has died.
 
     Raises:
-        RuntimeError: It does not, so that no later cell can be measured.
+        RuntimeError: It does not within :data:`RECOVERY_S`, so that no later cell can be measured.
     """
-    sweep.target.ask(sweep.target.client.is_server_ready)
-    if (cell.model, cell.duration_s) in sweep.expected:
+    if (cell.model, cell.duration_s) not in sweep.expected:
+        return
+    deadline = time.monotonic() + RECOVERY_S
+    while True:
         try:
             transcribe_file(sweep.target.client, cell.model, _cut(sweep, cell.duration_s)[0])
+            return
         except LoadError as error:
-            raise RuntimeError(
-                f"the server must transcribe what it transcribed before {cell.name}, but does not: {error}; start it "
-                "again, then run the same command again: cells that are done are kept"
-            ) from error
+            if time.monotonic() > deadline:
+                raise RuntimeError(
+                    f"the server must transcribe what it transcribed before {cell.name}, which failed ({reason}), but "
+                    f"does not: {error}; {sweep.target.say_how_to_go_on('start it again')}"
+                ) from error
+        time.sleep(0.5)
 
 
 def _empty(folder: Path) -> None:

@@ -38,10 +38,15 @@ class Target:
             return question(*subjects, client_timeout=REQUEST_TIMEOUT_S)
         except grpc.InferenceServerException as error:
             raise RuntimeError(
-                f"the server at {self.urls['grpc']} must answer over gRPC without TLS, but there is: "
-                f"{error.message()}; see that it runs (`carnelian-serve`) and that this is its gRPC address, then run "
-                "the same command again: cells that are done are kept"
+                f"the server at {self.urls['grpc']} must answer over gRPC, but does not: {error.message()}; "
+                + self.say_how_to_go_on(
+                    "see that it runs (`carnelian-serve`), without TLS, and that this is its gRPC address"
+                )
             ) from error
+
+    def say_how_to_go_on(self, repair: str) -> str:
+        """Say in words what to do about a server that failed: `repair`, unless the sweep starts its server itself."""
+        return f"{'' if self.pid else f'{repair}, then '}run the same command again: cells that are done are kept"
 
 
 @dataclass(frozen=True, kw_only=True)

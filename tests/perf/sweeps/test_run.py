@@ -25,6 +25,7 @@ from carnelian_perf.sweeps.grid import CellError, Grid, GridError
 from carnelian_perf.sweeps.perf_analyzer import PerfAnalyzerError
 from carnelian_perf.sweeps.results import RESULT, Result, read_results
 from carnelian_perf.sweeps.run import run_grid
+from carnelian_perf.sweeps.target import Target
 from carnelian_perf.sweeps.transcripts import check_answers, transcribe_file
 from carnelian_serving.launcher import Server
 from carnelian_serving.stubs import find_instance
@@ -148,7 +149,7 @@ def test_results_of_another_file_format_are_not_continued(make_grid, tmp_path):
 @pytest.mark.usefixtures("program")
 def test_server_that_ends_in_a_cell_leaves_it_to_be_measured(make_grid, tmp_path, monkeypatch):
     def end(*_):
-        monkeypatch.setattr(grpc.InferenceServerClient, "is_server_ready", refuse)
+        monkeypatch.setattr(grpc.InferenceServerClient, "get_model_config", refuse)
         raise PerfAnalyzerError("perf_analyzer ended with 99")
 
     def refuse(*_, **__):
@@ -185,12 +186,33 @@ def test_stage_that_dies_ends_the_sweep(make_grid, shipped, tmp_path, monkeypatc
         return run(*given)
 
     run = perf_analyzer.run
+    monkeypatch.setattr("carnelian_perf.sweeps.measure.RECOVERY_S", 1)
     monkeypatch.setattr(perf_analyzer, "run", kill)
     with quiet_server(shipped) as server:
         grid = make_grid(server={"grpc": server.grpc_url}, static={"batches": [1, 2]})
-        with pytest.raises(RuntimeError, match=r"what it transcribed before .*_b1_c1_r1, but does not: .* not healthy"):
+        with pytest.raises(RuntimeError, match=r"before .*_b1_c1_r1, which failed .* not healthy.*; start it") as error:
             run_grid(grid, tmp_path)
-    assert not list(tmp_path.glob(f"*/{RESULT}"))
+    (failed,) = read_results(tmp_path)
+    assert failed.reason.startswith("perf_analyzer ended with")
+    assert f"failed ({failed.reason}), but does not: " in str(error.value)
+
+
+@pytest.mark.usefixtures("program")
+def test_full_queue_after_a_failed_cell_is_waited_for(make_grid, tmp_path, monkeypatch):
+    def overload(*_):
+        refusals.extend([LoadError("Exceeds maximum queue size")] * 2)
+        raise PerfAnalyzerError("perf_analyzer ended with 99")
+
+    def transcribe(*given):
+        if refusals:
+            raise refusals.pop()
+        return transcribe_file(*given)
+
+    refusals: list[LoadError] = []
+    monkeypatch.setattr("carnelian_perf.sweeps.measure.transcribe_file", transcribe)
+    monkeypatch.setattr(perf_analyzer, "run", overload)
+    (result,) = run_grid(make_grid(static={"batches": [1]}), tmp_path)
+    assert (result.reason, refusals) == ("perf_analyzer ended with 99", [])
 
 
 @pytest.mark.usefixtures("program")
@@ -426,6 +448,13 @@ def test_file_in_place_of_the_folder_is_named(make_grid, tmp_path):
         run_grid(make_grid(static={}), tmp_path / "out")
 
 
+def test_server_that_the_sweep_starts_need_not_be_started_again():
+    with grpc.InferenceServerClient("127.0.0.1:9") as client:
+        target = Target(client=client, urls={"grpc": "127.0.0.1:9"}, pid=os.getpid())
+        with pytest.raises(RuntimeError, match="; run the same command again: cells that are done"):
+            target.ask(client.is_server_ready)
+
+
 @pytest.mark.usefixtures("program")
 def test_missing_model_is_named_with_what_is_there(make_grid, tmp_path):
     with pytest.raises(RuntimeError, match=r"'jasper' is not; the server has .*quartznet_demo"):
@@ -441,7 +470,9 @@ def test_model_that_is_no_recogniser_is_named(make_grid, tmp_path):
 @pytest.mark.usefixtures("program")
 def test_address_that_does_not_answer_over_grpc_is_named(make_grid, server, tmp_path):
     for wrong in ("127.0.0.1:9", server.http_url):
-        with pytest.raises(RuntimeError, match=f"the server at {wrong} must answer over gRPC .* its gRPC address"):
+        with pytest.raises(
+            RuntimeError, match=f"the server at {wrong} must answer over gRPC, .* its gRPC address, then"
+        ):
             run_grid(make_grid(server={"grpc": wrong}, static={}), tmp_path)
 
 
