@@ -213,10 +213,11 @@ def test_commands_for_a_gpu_are_right_but_for_the_gpu(monkeypatch, call):
 def test_engines_that_all_cannot_run_are_a_failure(tmp_path, call):
     words = "--engines graphs --durations 0.5 --batches 1 --steps 1 --warm-up 0"
     manifest = ROOT / "demo/clips/manifest.jsonl"
-    status, out, _ = call(
-        main, "infer", CHECKPOINT, *words.split(), "--manifest", manifest, "--out", tmp_path / "raw.json"
-    )
-    assert status == 1
+    raw = tmp_path / "raw.json"
+    measured, out, _ = call(main, "infer", CHECKPOINT, *words.split(), "--manifest", manifest, "--out", raw)
+    rendered, again, _ = call(main, "infer", "--render", raw)
+    assert (measured, rendered) == (1, 0)
+    assert again == out
     assert "No engine ran, so no texts were compared." in out
     assert "Texts are equal" not in out
 
