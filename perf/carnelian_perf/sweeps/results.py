@@ -19,6 +19,7 @@ SEVERAL_SERVERS = (
     "Several servers answered at one address: latencies and throughput are of all together; times by stage and batch "
     "sizes are not known, since each server counts its own."
 )
+# Read back from the command, as old files have the rate nowhere else.
 _RATE = re.compile(r"--request-rate-range (\d+\.\d+)")
 
 
@@ -82,7 +83,7 @@ class Result(RawFile):
     def share(self) -> float | None:
         """The share of the closed loop's throughput that an open loop reached; None if not known.
 
-        It differs from the share asked for, which `rate_per_s` is: perf_analyzer draws the same arrivals each time, and
+        It differs from the share asked for, `cell.poisson_share`: perf_analyzer draws the same arrivals each time, and
         in a short window they are fewer or more than on average.
         """
         if not (self.cell.poisson_share and self.rate_per_s and self.clips_per_s):
