@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import os
+import tarfile
 
 import pytest
 import torch
@@ -136,6 +137,7 @@ def test_an_average_of_networks_that_hear_otherwise_is_refused(tiny_config, chan
     [
         (lambda path: path.write_text("nonsense"), "it is no file of PyTorch's"),
         (lambda path: path.write_text(""), "EOFError"),
+        (lambda path: tarfile.open(path, "w").close(), r"it is a tar archive, as \.nemo files are"),
         (
             lambda path: torch.save(argparse.Namespace(a=1), path),
             "Unsupported global: GLOBAL argparse.Namespace was not an allowed global by default",

@@ -106,4 +106,4 @@ def torch_reason(error: Exception) -> str:
     reason = found[1] if found else str(error) or type(error).__name__
     if isinstance(error, KeyError) or re.fullmatch(r"Unsupported operand \d+|\d+", reason):  # a byte read as an opcode
         return "it is no file of PyTorch's"
-    return reason
+    return "it is a tar archive, as .nemo files are" if "legacy .tar format" in reason else reason
