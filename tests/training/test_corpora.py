@@ -167,9 +167,20 @@ def test_offline_perturbation_writes_clips_at_other_speeds(tmp_path, monkeypatch
         perturb(tmp_path / "m.jsonl", tmp_path / "out", [0.9, 1.1, 0.9])
     (tmp_path / "tone.wav").unlink()
     with pytest.raises(ValueError, match=r"tone\.wav cannot be read: .*No such file"):
-        perturb(tmp_path / "m.jsonl", tmp_path / "out", [1.1])
+        perturb(tmp_path / "m.jsonl", tmp_path / "other", [1.1])
     with pytest.raises(ValueError, match=r"must be another file than the source, .*out/manifest\.jsonl"):
         perturb(tmp_path / "out" / "manifest.jsonl", tmp_path / "out", [1.1])
+
+
+def test_offline_perturbation_loses_no_speeds_of_an_earlier_run(tmp_path):
+    soundfile.write(tmp_path / "a.wav", NOISE[:16000], 16000)
+    write_manifest(tmp_path / "m.jsonl", [Clip(tmp_path / "a.wav", 1.0, "a")])
+    perturb(tmp_path / "m.jsonl", tmp_path / "out", [0.9, 1.1])
+    with pytest.raises(ValueError, match=r"jsonl would lose 2 of 3 clips, such as .*0\.9/0000000-a\.flac: ask"):
+        perturb(tmp_path / "m.jsonl", tmp_path / "out", [1.2])
+    assert not (tmp_path / "out" / "1.2").exists()
+    found = read_manifest(perturb(tmp_path / "m.jsonl", tmp_path / "out", [0.9, 1.1, 1.2]))
+    assert [clip.extra.get("speed") for clip in found] == [None, 0.9, 1.1, 1.2]
 
 
 @pytest.mark.parametrize(
