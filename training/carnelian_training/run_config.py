@@ -78,7 +78,8 @@ def _inherit(tree: dict[str, Any]) -> None:
 
     Raises:
         CheckpointError: The checkpoint cannot be read.
-        ConfigError: The tree changes a stage that the checkpoint does not have.
+        ConfigError: The tree changes a stage that the checkpoint does not have, or is a recogniser's and the checkpoint
+            a language model's.
     """
     init = tree.get("init")
     if isinstance(init, dict) and isinstance(init.get("checkpoint"), str) and not _is_whole(tree):
@@ -88,6 +89,13 @@ def _inherit(tree: dict[str, Any]) -> None:
         wanted = tree.get("model")
         if isinstance(wanted, dict) and wanted.get("name", source["model"]["name"]) != source["model"]["name"]:
             return  # `loop/finetune.py` reports the mismatch
+        if "text" in source and not (isinstance(wanted, dict) and "name" in wanted):
+            of_recognisers = {field.name for field in fields(Config)} - source.keys()
+            if given := next((key for key in tree if key in of_recognisers), None):
+                raise ConfigError(
+                    f"`init.checkpoint` must be of a recogniser, as `{given}` says, but {init['checkpoint']} is of a "
+                    f"{source['model']['name']}: choose another one"
+                )
         sections = {"model", "labels", "features"} - ({"labels"} if source.get("pretraining") else set())
         for section in sections & source.keys():
             if section not in tree:

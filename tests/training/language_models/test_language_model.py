@@ -238,6 +238,9 @@ def test_each_kind_of_checkpoint_is_refused_where_the_other_is_needed(trained, t
     init = dataclasses.replace(tiny_config.init, checkpoint=trained / "tiny.pt")
     with pytest.raises(CheckpointError, match=r"`init\.checkpoint` must be of a quartznet"):
         train(dataclasses.replace(tiny_config, init=init), tmp_path / "run")
+    (tmp_path / "a.yaml").write_text(f"name: a\ninit: {{checkpoint: {trained / 'tiny.pt'}}}\nlabels: [a, b]\n")
+    with pytest.raises(ConfigError, match=r"^`init\.checkpoint` must be of a recogniser, as `labels` says, but .*_xl"):
+        load_run(tmp_path / "a.yaml")
 
 
 @pytest.mark.parametrize(
