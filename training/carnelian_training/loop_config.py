@@ -87,6 +87,9 @@ class FreezeConfig:
     until_step: int | None = None
     """The first step at which the stages learn. None: they never learn."""
 
+    def __post_init__(self) -> None:
+        check_at_least_one(self, "until_step")
+
 
 @dataclass(frozen=True, kw_only=True)
 class InitConfig:
