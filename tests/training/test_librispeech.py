@@ -255,3 +255,15 @@ def test_an_archive_that_finds_no_room_is_named(server, room, tmp_path):
 def test_an_unknown_part_is_refused(tmp_path):
     with pytest.raises(ValueError, match="but not train-clean-1000"):
         librispeech.prepare(tmp_path, ["train-clean-1000"])
+
+
+@pytest.mark.parametrize("line", [b"", b"84-121123-0001", b"84-121123-0001 CAF\xc9", b"84-121123-0000 GO"])
+def test_a_line_of_transcripts_that_is_no_id_and_text_is_named(tmp_path, line):
+    chapter = tmp_path / "LibriSpeech" / "dev-clean" / "84" / "121123"
+    chapter.mkdir(parents=True)
+    soundfile.write(chapter / "84-121123-0000.flac", NOISE, 16000)
+    (chapter / "84-121123.trans.txt").write_bytes(b"84-121123-0000 GO\n" + line + b"\n")
+    words = f"84-121123.trans.txt, line 2: must be an id, listed once, and its text in UTF-8, found {line!r}"
+    with pytest.raises(ValueError, match=re.escape(words)):
+        librispeech.prepare(tmp_path, ["dev-clean"])
+    assert not (tmp_path / "dev-clean.jsonl").exists()

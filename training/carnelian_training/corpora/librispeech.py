@@ -47,8 +47,8 @@ def prepare(directory: Path, parts: Sequence[str] = ALL, *, url: str = URL, jobs
 
     Raises:
         OSError: A file cannot be fetched; see :func:`download`.
-        ValueError: A part is unknown, another process prepares it in this folder, a checksum is wrong, or an archive
-            lacks files that its transcripts name.
+        ValueError: A part is unknown, another process prepares it in this folder, a checksum is wrong, a line of the
+            transcripts is no id and text, or an archive lacks files that its transcripts name.
     """
     if unknown := set(parts) - PARTS.keys():
         raise ValueError(f"LibriSpeech's parts are {', '.join(PARTS)}, but not {', '.join(sorted(unknown))}")
@@ -113,10 +113,18 @@ def _transcripts(directory: Path, part: str) -> Iterator[tuple[Path, str, str]]:
     files = sorted((directory / "LibriSpeech" / part).rglob("*.trans.txt"))
     if not files:
         raise ValueError(f"{directory / 'LibriSpeech' / part} must hold *.trans.txt files, but holds none")
+    sounds = set()
     for file in files:
-        for line in file.read_text(encoding="utf-8").splitlines():
-            name, text = line.split(maxsplit=1)
-            yield file.with_name(f"{name}.flac"), text, part
+        for number, line in enumerate(file.read_bytes().splitlines(), start=1):
+            name, text = [*line.decode(errors="replace").split(maxsplit=1), "", ""][:2]
+            sound = file.with_name(f"{name}.flac")
+            if not text or "\ufffd" in text or sound in sounds:  # U+FFFD replaces what is no UTF-8
+                raise ValueError(
+                    f"{file}, line {number}: must be an id, listed once, and its text in UTF-8, found {line!r}: mend "
+                    "the line, or remove the part, and run again"
+                )
+            sounds.add(sound)
+            yield sound, text, part
 
 
 def _clip(sound: Path, text: str, part: str) -> Clip:
