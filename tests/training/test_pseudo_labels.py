@@ -51,7 +51,12 @@ def test_clips_that_the_model_is_not_sure_of_are_left_out_and_counted(unlabelled
     assert 0 < confidences[0] < confidences[-1] <= 1
     _, _, printed = command(DEMO, unlabelled, "--out", tmp_path / "sure.jsonl", "--min-confidence", confidences[2])
     assert "4 of 6 clips" in printed
+    assert "2 fell below --min-confidence" in printed
+    assert "no clips to train on" not in printed
     assert min(clip.extra["confidence"] for clip in read_manifest(tmp_path / "sure.jsonl")) == confidences[2]
+    _, _, printed = command(DEMO, unlabelled, "--out", tmp_path / "none.jsonl", "--min-confidence", 1)
+    assert "6 fell below --min-confidence" in printed
+    assert "none.jsonl has no clips to train on" in printed
 
 
 def test_clips_in_which_nothing_is_heard_are_left_out_and_counted(unlabelled, tmp_path, command):

@@ -158,8 +158,12 @@ def transcribe(
     hours, silent = sum(clip.duration for clip in kept) / 3600, len(clips) - len(heard)
     # To stderr, for the manifest may go to standard output.
     typer.echo(
-        f"wrote {target}: {len(kept)} of {len(clips)} clips, {hours:.2f} h; nothing was heard in {silent}", err=True
+        f"wrote {target}: {len(kept)} of {len(clips)} clips, {hours:.2f} h; nothing was heard in {silent}, "
+        f"{len(heard) - len(kept)} fell below --min-confidence",
+        err=True,
     )
+    if not kept:
+        logging.getLogger("carnelian-train").warning("%s has no clips to train on", target)
 
 
 def _read_decoding(
