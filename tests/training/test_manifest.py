@@ -1,3 +1,4 @@
+import gzip
 import json
 
 import pytest
@@ -74,6 +75,28 @@ def test_a_failed_write_leaves_the_old_manifest(tmp_path):
         write_manifest(path, clips())
     assert path.read_text(encoding="utf-8") == before
     assert [found.name for found in tmp_path.iterdir()] == ["manifest.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("content", "kind"),
+    [
+        (json.dumps(LINE).encode("utf-16"), "UTF-16"),
+        (json.dumps(LINE).encode("utf-16-le"), "a binary file"),
+        (gzip.compress(json.dumps(LINE).encode()), "packed by gzip"),
+        (json.dumps([LINE], indent=2).encode(), "a JSON array"),
+        (b"RIFF\x24\0\0\0WAVE\nfmt \n", "a binary file"),
+    ],
+)
+def test_another_kind_of_file_is_named_in_one_sentence(tmp_path, content, kind):
+    path = tmp_path / "manifest.jsonl"
+    path.write_bytes(content)
+    for read in (read_manifest, read_manifest_leniently):
+        with pytest.raises(ValueError, match=rf"manifest\.jsonl must be .* in UTF-8, but is {kind}: convert it$"):
+            read(path)
+
+
+def test_the_title_of_a_clip_is_one_line(tmp_path):
+    assert Clip(tmp_path / "a\nb é.wav", 1.0, "").title == f"{tmp_path}/a\\nb é.wav"
 
 
 @pytest.mark.parametrize(

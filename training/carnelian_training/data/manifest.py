@@ -8,8 +8,9 @@ import json
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from carnelian_training.replacement import replaced
 from carnelian_training.text import quote, to_given_labels
@@ -18,6 +19,8 @@ logger = logging.getLogger(__name__)
 
 MOST_S = 1e6
 """Of a `duration` or `offset`, eleven days: more is no number of seconds."""
+_OTHERS = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16", b"\x1f\x8b": "packed by gzip", b"[": "a JSON array"}
+"""By their beginnings, files that are taken for JSON lines."""
 
 
 @dataclass(frozen=True)
@@ -36,8 +39,9 @@ class Clip:
 
     @property
     def title(self) -> str:
-        """The name of the clip in errors and in the log: its file and, for a segment, its offset."""
-        return f"{self.audio_filepath}" + ("" if self.offset is None else f" at {self.offset:g} s")
+        """The name of the clip in errors and in the log: its file, in one line, and, for a segment, its offset."""
+        file = "".join(c if c.isprintable() else repr(c)[1:-1] for c in f"{self.audio_filepath}")
+        return file + ("" if self.offset is None else f" at {self.offset:g} s")
 
 
 def read_manifest(path: Path) -> list[Clip]:
@@ -123,12 +127,21 @@ def write_manifest(path: Path, clips: Iterable[Clip]) -> None:
 def _lines(path: Path) -> Iterator[tuple[str, bytes]]:
     """Yield the lines that are not blank, each after a string that says its file and line number."""
     with _opened(path) as lines:
+        _check_kind(path, lines.peek())
         for number, line in enumerate(lines, start=1):
             if line.strip():
                 yield f"{path}, line {number}", line
 
 
-def _opened(path: Path) -> BinaryIO:
+def _check_kind(path: Path, start: bytes) -> None:
+    """Check that a file does not begin as one of another kind, every line of which would be an error."""
+    kinds = [kind for magic, kind in _OTHERS.items() if start.lstrip().startswith(magic)]
+    kinds += ["a binary file"] if b"\0" in start else []
+    if kinds:
+        raise ValueError(f"{path} must be a manifest, one JSON object a line in UTF-8, but is {kinds[0]}: convert it")
+
+
+def _opened(path: Path) -> BufferedReader:
     try:
         return path.open("rb")
     except OSError as error:
