@@ -1,3 +1,4 @@
+import dataclasses
 import functools
 import json
 import os
@@ -263,6 +264,15 @@ def test_another_toolkits_checkpoint_is_evaluated_as_it_is(command):
     status, printed, _ = command(Path(__file__).parent / "references" / "quartznet.nemo", CLIPS)
     assert status == 0
     assert "6 clips" in printed
+
+
+def test_cer_stands_alone_for_labels_without_a_space(tmp_path, command, tiny_config):
+    config = dataclasses.replace(tiny_config, labels=("a", "b"))
+    checkpoint.save(tmp_path / "a.pt", config, checkpoint.build_model(config).state_dict(), results={})
+    status, printed, _ = command(tmp_path / "a.pt", CLIPS)
+    assert status == 0
+    assert "CER" in printed
+    assert "WER" not in printed
 
 
 def test_references_that_no_label_can_write_are_warned_of(tmp_path, command):

@@ -65,6 +65,7 @@ def evaluate(
     if model == "":
         raise typer.BadParameter("--model must be the name of a served model, but is empty")
     server = (url, model or SERVED) if url else None
+    has_spaces = True  # a server does not say its labels
     if out is not None:
         check_apart(out, *paths, language_model, neural_language_model, lm_weights)
     if table:
@@ -106,7 +107,8 @@ def evaluate(
         if not process.leads:
             return
         warn_of_characters(evaluation.clips, config.labels)
-    typer.echo(render(evaluation))
+        has_spaces = " " in config.labels
+    typer.echo(render(evaluation, has_spaces=has_spaces))
     if mistakes:
         typer.echo("\n" + render_mistakes(evaluation, mistakes))
     if out is not None:

@@ -122,18 +122,21 @@ class Evaluation:
         return list(zip(self.clips, self.transcripts, strict=True))
 
 
-def render(evaluation: Evaluation) -> str:
-    """Render WER and CER for each source that the manifest names, and for all clips together."""
+def render(evaluation: Evaluation, *, has_spaces: bool = True) -> str:
+    """Render WER and CER for each source that the manifest names, and for all clips together.
+
+    A model whose labels have no space writes no words, so that CER stands alone.
+    """
     lines = []
     for source in [*evaluation.sources(), None]:
         rates = evaluation.error_rates(source)
         counts = f"{rates.clips:>6} clips {rates.words:>7} words"
-        shares = f"WER {rates.wer:7.2%}  CER {rates.cer:7.2%}"
-        if not rates.words:
-            shares = f"WER {'-':>7}  CER {'-':>7}  {rates.insertions} words inserted"
-        name = "all" if source is None else source or repr(source)
+        rated = ({"WER": rates.wer} if has_spaces else {}) | {"CER": rates.cer}
+        shares = "  ".join(f"{name} {rate:7.2%}" if rates.words else f"{name} {'-':>7}" for name, rate in rated.items())
+        shares += "" if rates.words else f"  {rates.insertions} words inserted"
+        title = "all" if source is None else source or repr(source)
         # By cells of a terminal: a Chinese character takes two, a combining accent none.
-        lines.append(f"{name}{' ' * (32 - cell_len(name))} {counts}  {shares}")
+        lines.append(f"{title}{' ' * (32 - cell_len(title))} {counts}  {shares}")
     return "\n".join(lines)
 
 
