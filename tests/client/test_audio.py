@@ -181,6 +181,12 @@ def test_of_flac_files_one_behind_the_other_none_is_lost_silently(noise, between
     assert encode(flac + between) == flac + between
 
 
+def test_wav_files_one_behind_the_other_are_refused_as_others_are(noise, encode):
+    wav = file_of(noise, "WAV")
+    with pytest.raises(InvalidAudio, match=r"WAV files one behind the other, .* send each by itself"):
+        encode(wav + wav)
+
+
 @pytest.mark.parametrize("codec", ["VORBIS", "OPUS"])
 def test_of_ogg_files_one_behind_the_other_none_is_lost_silently(noise, codec, encode):
     ogg = file_of(noise, "OGG", codec)

@@ -26,7 +26,10 @@ def end_of_tag(data: bytes) -> int:
 
 
 def joined_format(data: bytes) -> str:
-    """Return the format, FLAC or Ogg, of which a second file follows the first, or an empty string."""
+    """Return the format, WAV, FLAC or Ogg, of which a second file follows the first, or an empty string."""
+    if data[:4] == b"RIFF":
+        end = 8 + int.from_bytes(data[4:8], "little")
+        return "WAV" if data[end : end + 4] == b"RIFF" else ""
     if data[:4] == b"fLaC" and _FLAC_START.search(data, 4):
         return "FLAC"
     # Flag 2 begins a stream. Parallel Ogg streams all begin before one continues.
