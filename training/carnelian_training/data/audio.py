@@ -1,6 +1,7 @@
 """Reading a clip as an encoded sound file."""
 
 import io
+import re
 import stat
 import unicodedata
 from pathlib import Path
@@ -32,6 +33,8 @@ _UNKNOWN_FRAMES = 2**63 - 1
 _SPOILT_BY_TAGS = (b"RIFF", b"RIFX", b"FORM", b"OggS")
 """The beginnings of files that libsndfile cannot read behind an ID3v2 tag: it drops as many bytes at the end of WAV and
 AIFF, and does not recognise Ogg."""
+_DAMAGED = re.compile("Error decoding|chunk marker")
+"""Matches what DALI and libsndfile say of a damaged file."""
 _JOINED = (
     "must hold one recording, but holds several, one behind the other, of which only the first would be heard: "
     "give each a file of its own"
@@ -194,6 +197,10 @@ def to_wav(samples: Samples, rate_hz: int) -> Encoded:
 
 
 def error_words(error: Exception) -> str:
-    """Return the first line of an error's message, without DALI's description of the place in its graph."""
+    """Return the first line of an error's message, without DALI's description of the place in its graph.
+
+    What the SDK says of a damaged file is added.
+    """
     _, _, words = str(error).rpartition("encountered:")
-    return words.strip().partition("\n")[0] or repr(error)  # a MemoryError may have no words
+    words = words.strip().partition("\n")[0] or repr(error)  # a MemoryError may have no words
+    return f"{words.rstrip('.')}: the file is damaged or cut short" if _DAMAGED.search(words) else words
