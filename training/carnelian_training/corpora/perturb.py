@@ -31,7 +31,7 @@ def perturb(manifest: Path, directory: Path, speeds: Sequence[float]) -> Path:
 
     Raises:
         ValueError: A speed is outside 0.5 to 2, is 1 or occurs twice; a clip cannot be read or does not match its
-            manifest; or the new manifest would overwrite the old one, or lose clips of an earlier run.
+            manifest; or the new manifest would overwrite the old one, or lose speeds of an earlier run.
     """
     if wrong := [speed for speed in speeds if not 0.5 <= speed <= 2.0 or speed == 1.0]:
         raise ValueError(f"speeds must be within 0.5 to 2.0 and not 1, but are {wrong}")
@@ -41,26 +41,26 @@ def perturb(manifest: Path, directory: Path, speeds: Sequence[float]) -> Path:
     target = directory / "manifest.jsonl"
     check_apart(target, manifest)
     clips = read_manifest(manifest)
+    if target.exists():
+        _check_keeps(target, speeds)
     tasks = [
         (clip, directory / f"{speed:g}" / f"{number:07d}-{clip.audio_filepath.stem}.flac", speed)
         for speed in speeds
         for number, clip in enumerate(clips)
     ]
-    if target.exists():
-        _check_keeps(target, [*(clip.audio_filepath for clip in clips), *(file for _, file, _ in tasks)])
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         new = list(tqdm(pool.map(_write, *zip(*tasks, strict=True)), total=len(tasks), unit="clip", disable=None))
     write_manifest(target, [*clips, *new])
     return target
 
 
-def _check_keeps(manifest: Path, files: Sequence[Path]) -> None:
-    """Check that an earlier run's manifest names only these files."""
-    listed, kept = read_manifest(manifest), {file.resolve() for file in files}
-    if lost := [clip.title for clip in listed if clip.audio_filepath.resolve() not in kept]:
+def _check_keeps(manifest: Path, speeds: Sequence[float]) -> None:
+    """Check that an earlier run's manifest has clips of these speeds only."""
+    earlier = {clip.extra["speed"] for clip in read_manifest(manifest) if "speed" in clip.extra}
+    if lost := sorted(earlier - {*speeds}):
         raise ValueError(
-            f"{manifest} would lose {len(lost)} of {len(listed)} clips, such as {lost[0]}: ask for the speeds that it "
-            "has too, or choose another folder"
+            f"{manifest} would lose its clips of the speeds {', '.join(map(str, lost))}: ask for these too, or choose "
+            "another folder"
         )
 
 
