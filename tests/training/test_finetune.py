@@ -187,7 +187,10 @@ def test_lower_stages_learn_more_slowly(tiny_config, source):
     ("init", "message"),
     [
         ({"checkpoint": "a.pt", "freeze": [{"stages": [2]}]}, r"stages of 0 to 1, but names \[2\]"),
-        ({"checkpoint": "a.pt", "freeze": [{"stages": "body", "until_step": -1}]}, "until_step` must be at least 1"),
+        (
+            {"checkpoint": "a.pt", "freeze": [{"stages": "body", "until_step": -1}]},
+            "until_step` must be finite and at least 0",
+        ),
         ({"freeze": [{"stages": "body"}]}, "must come with a `checkpoint`"),
         ({"stage_lr_decay": 0.0}, "above 0 and at most 1"),
         ({"checkpoint": "a.pt", "freeze": "head"}, r"init\.freeze: must be a list of sections.* \(found 'head'\)$"),

@@ -95,6 +95,13 @@ def test_another_kind_of_file_is_named_in_one_sentence(tmp_path, content, kind):
             read(path)
 
 
+def test_lines_behind_a_crash_do_not_make_a_manifest_binary(tmp_path):
+    path = tmp_path / "manifest.jsonl"
+    path.write_bytes(json.dumps(LINE).encode() + b"\n" + bytes(512))
+    with pytest.raises(ValueError, match="line 2"):
+        read_manifest(path)
+
+
 def test_the_title_of_a_clip_is_one_line(tmp_path):
     assert Clip(tmp_path / "a\nb é.wav", 1.0, "").title == f"{tmp_path}/a\\nb é.wav"
 

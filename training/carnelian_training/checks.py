@@ -31,7 +31,7 @@ def check_positive(config: object, *names: str) -> None:
 
 
 def check_not_negative(config: object, *names: str) -> None:
-    """Check that the named fields are at least 0 and finite."""
+    """Check that the named fields are at least 0 and finite, or None."""
     _check(config, names, lambda value: 0 <= value < math.inf, "be finite and at least 0")
 
 

@@ -88,7 +88,7 @@ class FreezeConfig:
     """The first step at which the stages learn. None: they never learn."""
 
     def __post_init__(self) -> None:
-        check_at_least_one(self, "until_step")
+        check_not_negative(self, "until_step")
 
 
 @dataclass(frozen=True, kw_only=True)

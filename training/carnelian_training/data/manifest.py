@@ -136,7 +136,7 @@ def _lines(path: Path) -> Iterator[tuple[str, bytes]]:
 def _check_kind(path: Path, start: bytes) -> None:
     """Check that a file does not begin as one of another kind, every line of which would be an error."""
     kinds = [kind for magic, kind in _OTHERS.items() if start.lstrip().startswith(magic)]
-    kinds += ["a binary file"] if b"\0" in start else []
+    kinds += ["a binary file"] if b"\0" in start.lstrip().partition(b"\n")[0] else []
     if kinds:
         raise ValueError(f"{path} must be a manifest, one JSON object a line in UTF-8, but is {kinds[0]}: convert it")
 
