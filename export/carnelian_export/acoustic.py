@@ -34,8 +34,9 @@ def write_acoustic(folder: Path, network: CtcNetwork, config: Config, target: Ta
         max_batch_size: The largest number of rows in a batch.
 
     Returns:
-        The largest difference between log-probabilities of the file and of the network; for int8, the mean distance
-        between their distributions over the labels, 0 to 2.
+        The largest difference between log-probabilities of the file and of the network, in proportion for those below
+        :data:`~carnelian_export.parity.UNLIKELY`; for int8, the mean distance between their distributions over the
+        labels, 0 to 2.
 
     Raises:
         ParityError: The file and the network differ by more than the precision explains.
