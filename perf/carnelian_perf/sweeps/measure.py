@@ -129,7 +129,8 @@ def _check_transcribes(sweep: Sweep, cell: Cell, reason: str) -> None:
             if time.monotonic() > deadline:
                 raise RuntimeError(
                     f"the server must transcribe what it transcribed before {cell.name}, which failed ({reason}), but "
-                    f"does not: {error}; {sweep.target.say_how_to_go_on('start it again')}"
+                    f"does not: {error}; {sweep.target.say_how_to_go_on('start it again')}, and "
+                    "--retry measures this one again"
                 ) from error
         time.sleep(0.5)
 

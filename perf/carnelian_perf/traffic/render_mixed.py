@@ -67,7 +67,8 @@ def _compare(summary: Summary, other: Summary) -> str:
     pairs = [pair for pair in zip(summary.rates_per_s, other.rates_per_s, strict=True) if pair[1]]
     if not pairs or any(other.are_least):  # how much higher its rate of a round could be is not known
         return "-"
-    return f"{'at least ' if any(summary.are_least) else ''}{Ratio.of(*zip(*pairs, strict=True))}"
+    is_least = any(least for least, rate in zip(summary.are_least, other.rates_per_s, strict=True) if rate)
+    return f"{'at least ' if is_least else ''}{Ratio.of(*zip(*pairs, strict=True))}"
 
 
 def _row(measurement: Measurement, summary: Summary, last: Summary, mean_s: float) -> list[str]:
