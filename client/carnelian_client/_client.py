@@ -9,11 +9,10 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import closing
 from os import PathLike
-from queue import SimpleQueue
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, NoReturn, TypeAlias, overload
 
@@ -195,7 +194,7 @@ class CarnelianClient:
                 return error
 
         def outcomes() -> Generator[Outcome, None, None]:
-            workers = _Workers(transcribe, concurrency)
+            workers = _threads.Workers(transcribe, concurrency)
             pending: deque[Future[Outcome]] = deque()
             source: Iterator[Audio] | None = iter(clips)
             source_error: Exception | None = None
@@ -426,41 +425,3 @@ class CarnelianClient:
     def _check_open(self) -> None:
         if self._closed.is_set():
             raise RuntimeError("the client is closed; make a new one.")
-
-
-class _Workers:
-    """Threads that Python does not wait for when it ends, unlike those of a ThreadPoolExecutor.
-
-    With an executor, a program would hang on Ctrl-C for as long as its calls may take: for ever, if one reads a pipe
-    that nobody writes to.
-    """
-
-    def __init__(self, transcribe: Callable[[Audio], Outcome], num_threads: int) -> None:
-        self._transcribe = transcribe
-        self._num_threads = num_threads
-        self._num_started = 0
-        self._clips: SimpleQueue[tuple[Future[Outcome], Audio] | None] = SimpleQueue()
-
-    def submit(self, audio: Audio) -> Future[Outcome]:
-        future: Future[Outcome] = Future()
-        self._clips.put((future, audio))
-        if self._num_started < self._num_threads:
-            self._num_started += 1
-            threading.Thread(target=self._work, name=f"carnelian_{self._num_started}", daemon=True).start()
-        return future
-
-    def release(self) -> None:
-        """Let the threads end, each after the clip it works on."""
-        for _ in range(self._num_started):
-            self._clips.put(None)
-
-    def _work(self) -> None:
-        while (item := self._clips.get()) is not None:
-            future, audio = item
-            if not future.set_running_or_notify_cancel():
-                continue
-            try:
-                future.set_result(self._transcribe(audio))
-            except BaseException as error:
-                future.set_exception(error)
-            del item, future, audio  # else an idle thread would hold its last clip

@@ -1,13 +1,15 @@
-"""Work in a thread of its own, which Python does not wait for when it ends."""
+"""Work in threads that Python does not wait for when it ends."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TypeVar
+from queue import SimpleQueue
+from typing import Generic, TypeVar
 
 T = TypeVar("T")
+Item = TypeVar("Item")
 
 
 def start(function: Callable[[], T]) -> Future[T]:
@@ -33,3 +35,41 @@ def outside_main_thread(function: Callable[[], T]) -> T:
     if threading.current_thread() is not threading.main_thread():
         return function()
     return start(function).result()
+
+
+class Workers(Generic[Item, T]):
+    """Threads that call one function on each item; Python does not wait for them, as for those of a ThreadPoolExecutor.
+
+    With an executor, a program would hang on Ctrl-C for as long as its calls may take: for ever, if one reads a pipe
+    that nobody writes to.
+    """
+
+    def __init__(self, function: Callable[[Item], T], num_threads: int) -> None:
+        self._function = function
+        self._num_threads = num_threads
+        self._num_started = 0
+        self._tasks: SimpleQueue[tuple[Future[T], Item] | None] = SimpleQueue()
+
+    def submit(self, item: Item) -> Future[T]:
+        future: Future[T] = Future()
+        self._tasks.put((future, item))
+        if self._num_started < self._num_threads:
+            self._num_started += 1
+            threading.Thread(target=self._work, name=f"carnelian_{self._num_started}", daemon=True).start()
+        return future
+
+    def release(self) -> None:
+        """Let the threads end, each after the item it works on."""
+        for _ in range(self._num_started):
+            self._tasks.put(None)
+
+    def _work(self) -> None:
+        while (task := self._tasks.get()) is not None:
+            future, item = task
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                future.set_result(self._function(item))
+            except BaseException as error:
+                future.set_exception(error)
+            del task, future, item  # else an idle thread would hold its last item
