@@ -85,6 +85,13 @@ def listen(client: CarnelianClient, samples: "Block", reference: str, decoder: s
         "utterances": len(finals),
         "interim": num_interim,
         "late_s": [round(each, 3) for each in late_s],
+        **summarise(late_s),
+    }
+
+
+def summarise(late_s: list[float]) -> dict[str, float]:
+    """Return the median and the 95th percentile of how late final results were, in seconds."""
+    return {
         "late_median_s": round(statistics.median(late_s), 3),
         "late_95_s": round(float(np.percentile(late_s, 95)), 3),
     }

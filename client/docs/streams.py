@@ -5,7 +5,6 @@ one process, each at the speed at which it was spoken, to the demo model on the 
 this file and prints the table of stream.md.
 """
 
-import statistics
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +18,7 @@ from carnelian_perf import raw_file
 from carnelian_perf.machine import measure_busy_cores, measure_cpu_s
 from carnelian_serving.launcher import Server
 from long import RATE_HZ, ROOT, read_clips
-from stream import listen, with_silence
+from stream import listen, summarise, with_silence
 
 STREAMS = (1, 4, 8, 16)
 STREAM_S = 60
@@ -58,11 +57,9 @@ def listen_to_many(
     with ThreadPoolExecutor(count) as pool:
         heard = list(pool.map(lambda samples: listen(client, samples, "", "greedy"), streams))
     client_s, server_s = time.process_time() - client_s, measure_cpu_s(server.pid) - server_s
-    late_s = [each for found in heard for each in found["late_s"]]
     return {
         "streams": count,
-        "late_median_s": round(statistics.median(late_s), 3),
-        "late_95_s": round(float(np.percentile(late_s, 95)), 3),
+        **summarise([each for found in heard for each in found["late_s"]]),
         "client_cores": round(client_s / STREAM_S, 3),
         "server_cores": round(server_s / STREAM_S, 3),
     }
