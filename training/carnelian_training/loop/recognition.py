@@ -8,6 +8,7 @@ from itertools import islice
 from pathlib import Path
 
 from carnelian_training.config import Config
+from carnelian_training.config_errors import ConfigError
 from carnelian_training.data.acoustics import Sounds
 from carnelian_training.data.audio import other_spelling
 from carnelian_training.data.loading import load
@@ -34,12 +35,13 @@ class Recognition:
     """The task of training on clips; implements :class:`carnelian_training.loop.task.Task`.
 
     Raises:
-        ValueError: `data.train` names a file that is not a manifest, or has no clip to train on; or a folder of noises
-            or rooms holds no sound file.
+        ValueError: A file or folder of the configuration is missing, `data.train` names a file that is not a manifest,
+            or has no clip to train on; or a folder of noises or rooms holds no sound file.
     """
 
     def __init__(self, config: Config) -> None:
         self.config = config
+        _check_paths(config)
         Sounds.find(config.augment)  # each epoch lists them again; this reports mistakes before anything is written
         self.clips = read_training_clips(config)
         if not self.clips:
@@ -81,6 +83,19 @@ class Recognition:
         evaluation = evaluate(state.best_model, self.config, manifest, state.process)
         record = report.evaluated(state.step, evaluation)
         return Finding(record, error_of(record))
+
+
+def _check_paths(config: Config) -> None:
+    """Check that the configuration's files and folders are there, to name all that are missing at once."""
+    named = {f"data.train.{i}.path": manifest.path for i, manifest in enumerate(config.data.train)}
+    named |= {"data.dev": config.data.dev} if config.data.dev else {}
+    for key in ("noise", "reverberation"):
+        if sounds := getattr(config.augment, key):
+            named[f"augment.{key}.path"] = sounds.path
+    if missing := [f"  {key}: {path}" for key, path in named.items() if not path.exists()]:
+        raise ConfigError(
+            "\n".join([f"these must be there, but are not (a relative path begins at {Path.cwd()}):", *missing])
+        )
 
 
 def digest_of(clips: Sequence[Clip]) -> str:
