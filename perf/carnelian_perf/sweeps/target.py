@@ -32,15 +32,18 @@ class Target:
         """Call `question`, a method of the client, with `subjects`.
 
         Raises:
-            RuntimeError: The server does not answer within :data:`REQUEST_TIMEOUT_S`; the message says what to do.
+            RuntimeError: The server answers with an error, or not within :data:`REQUEST_TIMEOUT_S`; the message says
+                what to do.
         """
         try:
             return question(*subjects, client_timeout=REQUEST_TIMEOUT_S)
         except grpc.InferenceServerException as error:
             raise RuntimeError(
-                f"the server at {self.urls['grpc']} must answer over gRPC, but does not: {error.message()}; "
+                f"the server at {self.urls['grpc']} must answer `{question.__name__}` over gRPC, but: "
+                f"{error.message()}; "
                 + self.say_how_to_go_on(
-                    "see that it runs (`carnelian-serve`), without TLS, and that this is its gRPC address"
+                    "see that it runs (`carnelian-serve`), without TLS, that this is its gRPC address, and that its "
+                    "models are loaded"
                 )
             ) from error
 

@@ -471,7 +471,7 @@ def test_model_that_is_no_recogniser_is_named(make_grid, tmp_path):
 def test_address_that_does_not_answer_over_grpc_is_named(make_grid, server, tmp_path):
     for wrong in ("127.0.0.1:9", server.http_url):
         with pytest.raises(
-            RuntimeError, match=f"the server at {wrong} must answer over gRPC, .* its gRPC address, then"
+            RuntimeError, match=f"the server at {wrong} must answer `[a-z_]+` over gRPC, but: .* loaded, then"
         ):
             run_grid(make_grid(server={"grpc": wrong}, static={}), tmp_path)
 
