@@ -146,8 +146,8 @@ class TritonPythonModel:
         limit = f"a clip must be at most {self._max_audio_s:g} s long"
         if length <= 0 and self._min_samples > 1:
             return (
-                f"too short: a clip must hold at least {self._min_samples} samples, which make a frame, but "
-                "SIGNAL_LENGTH is less"
+                f"too short: a clip must hold at least {self._min_samples} samples, which make a frame, but this one "
+                "has fewer, or its SIGNAL_LENGTH is less"
             )
         if length <= 0:
             return "no samples: a clip must hold at least one sample, but this one has none: SIGNAL_LENGTH is 0 or less"
