@@ -273,8 +273,9 @@ def test_processes_of_a_training_pod_share_the_cores_that_it_requests(
     assert given == ([threads] if threads else [])
 
 
-def test_training_without_a_volume_is_refused(refusal: Callable[..., str]) -> None:
+def test_training_without_a_volume_or_memory_for_its_own_is_refused(refusal: Callable[..., str]) -> None:
     assert "name a claim" in refusal("training.enabled=true")
+    assert "lower training.sharedMemory" in refusal("training.resources.limits.memory=8Gi", case="jobs")
 
 
 def test_carnelian_perf_takes_the_grid(render: Render) -> None:

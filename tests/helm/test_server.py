@@ -155,6 +155,17 @@ def test_shared_memory_is_sized_from_the_python_instances(render: Render) -> Non
     assert {"name": "shared-memory", "mountPath": "/dev/shm"} in render().server["volumeMounts"]
 
 
+@pytest.mark.parametrize("limit", ["896Mi", "0.875Gi", "939M", "0.9k", "939524096"])
+def test_a_memory_limit_that_shared_memory_alone_may_fill_is_refused(limit: str, refusal: Callable[..., str]) -> None:
+    assert "may hold 896Mi" in refusal(f"resources.limits.memory={limit}", "resources.requests.memory=1")
+
+
+@pytest.mark.parametrize("limit", ["897Mi", "0.876Gi", "940M", "1T", "939524097", "null"])
+def test_a_memory_limit_above_shared_memory_is_taken(limit: str, render: Render) -> None:
+    limits = render(f"resources.limits.memory={limit}").server["resources"]["limits"]
+    assert str(limits.get("memory", "null")) == limit
+
+
 def test_the_default_number_of_python_instances_is_that_of_the_repository(chart: Path, shipped: Path) -> None:
     configs = [path.read_text() for path in shipped.glob("*/config.pbtxt")]
     staged = [text for text in configs if "ensemble_scheduling" not in text]

@@ -15,6 +15,7 @@
 {{- if and (gt (int .Values.gpu.count) 0) (ne .Values.runtime "native") -}}
 {{- fail (printf "gpu.count is %v, but `runtime: %s` has no GPU backends; set runtime: native" .Values.gpu.count .Values.runtime) -}}
 {{- end -}}
+{{- include "carnelian.checkMemory" (list "" .Values.resources (include "carnelian.sharedMemory" .)) -}}
 {{- if and .Values.model.load (not (has .Values.model.name .Values.model.load)) -}}
 {{- fail (printf "model.name is %s, but model.load does not have it, so the pods would never be ready; add it" .Values.model.name) -}}
 {{- end -}}
@@ -169,6 +170,9 @@
 {{- if and .Values.training.enabled (not .Values.training.claimName) -}}
 {{- fail "training.enabled is true, but training.claimName is empty, so checkpoints would be lost; name a claim" -}}
 {{- end -}}
+{{- if .Values.training.enabled -}}
+{{- include "carnelian.checkMemory" (list "training." .Values.training.resources .Values.training.sharedMemory) -}}
+{{- end -}}
 {{- if and .Values.training.enabled (has .Values.training.name (list "metrics" "headless" (ternary .Values.perf.name "" .Values.perf.enabled))) -}}
 {{- fail (printf "training.name is %s, but another object is called so; choose another" .Values.training.name) -}}
 {{- end -}}
@@ -185,6 +189,17 @@
 {{- fail (printf "perf.enabled is true and measures %s, but model.load does not have it; add it, or set perf.grid.static: null if it ends in _pcm" $needed) -}}
 {{- end -}}
 {{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* A container may fill its /dev/shm; takes (list section resources size). */}}
+{{- define "carnelian.checkMemory" -}}
+{{- $section := index . 0 -}}
+{{- $size := index . 2 -}}
+{{- with dig "limits" "memory" "" (index . 1) -}}
+{{- if le (include "carnelian.bytes" . | int64) (include "carnelian.bytes" $size | int64) -}}
+{{- fail (printf "%sresources.limits.memory is %v, but /dev/shm, which counts as memory, may hold %s, so the container would be killed before that is full; raise it, or lower %ssharedMemory" $section . $size $section) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

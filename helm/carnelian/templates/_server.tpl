@@ -35,6 +35,18 @@ of a file often ends its line, which no header can: the arguments lose line ends
 {{- end -}}
 {{- end -}}
 
+{{/* A quantity of memory in bytes. */}}
+{{- define "carnelian.bytes" -}}
+{{- $unit := toString . | regexFind "[kMGT]i?$" -}}
+{{- $bytes := dict "" 1 "k" 1e3 "M" 1e6 "G" 1e9 "T" 1e12 "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776 -}}
+{{- mulf (toString . | trimSuffix $unit | float64) (get $bytes $unit) | int64 -}}
+{{- end -}}
+
+{{/* The size of /dev/shm. */}}
+{{- define "carnelian.sharedMemory" -}}
+{{- mul .Values.sharedMemory.pythonInstances .Values.sharedMemory.mebibytesPerInstance }}Mi
+{{- end -}}
+
 {{/* Empty where nothing is to be said. */}}
 {{- define "carnelian.threads" -}}
 {{- if not (kindIs "invalid" .Values.server.threads) -}}
@@ -222,7 +234,7 @@ of a file often ends its line, which no header can: the arguments lose line ends
 - name: shared-memory
   emptyDir:
     medium: Memory
-    sizeLimit: {{ mul .Values.sharedMemory.pythonInstances .Values.sharedMemory.mebibytesPerInstance }}Mi
+    sizeLimit: {{ include "carnelian.sharedMemory" . }}
 {{- if eq .Values.modelRepository.source "pvc" }}
 - name: models
   persistentVolumeClaim:
