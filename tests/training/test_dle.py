@@ -1,5 +1,6 @@
 """DLE's `.pt` files. Its modules are rebuilt here, in plain PyTorch, as its source at 729963dd lays them out."""
 
+import copy
 import dataclasses
 from pathlib import Path
 
@@ -129,15 +130,36 @@ def saved(path: Path, model: Original, average: Original | None, **others) -> Pa
     return path
 
 
-def yaml_of(name: str, path: Path) -> Path:
+def yaml_of(name: str, path: Path, change=lambda tree: None) -> Path:
     features = {"normalize": "per_feature", "sample_rate": 16000, "window_size": 0.02, "window_stride": 0.01}
     features |= {"window": "hann", "n_filt": 64, "n_fft": 512, "frame_splicing": 1, "dither": 1e-5, "pad_align": 16}
     encoder = {"init": "xavier_uniform", "in_feats": 64, "frame_splicing": 1, "activation": "relu"}
-    encoder |= {"use_conv_masks": True, "blocks": MODELS[name][1]}
+    encoder |= {"use_conv_masks": True, "blocks": copy.deepcopy(MODELS[name][1])}
     labels = list(" abcdefghijklmnopqrstuvwxyzé")
     tree = {"name": "x", "labels": labels, "input_val": {"filterbank_features": features}, name: {"encoder": encoder}}
+    change(tree)
     path.write_text(yaml.safe_dump(tree))
     return path
+
+
+def set_features(**options):
+    return lambda tree: tree["input_val"]["filterbank_features"].update(options)
+
+
+@pytest.fixture
+def quartznet(tmp_path):
+    """A file without an average."""
+    return saved(tmp_path / "dle.pt", trained("quartznet"), None)
+
+
+@pytest.fixture
+def read_with(quartznet, tmp_path):
+    """Reads it with a YAML that is changed before."""
+
+    def read(change):
+        return sources.read(quartznet, dle_config=yaml_of("quartznet", tmp_path / "dle.yaml", change))[0]
+
+    return read
 
 
 def difference(model: nn.Module, original: Original) -> float:
@@ -174,11 +196,9 @@ def test_log_probabilities_are_those_of_the_original_layers(name, tmp_path, capl
 
 
 def test_kernels_of_quartznet_are_scaled_and_rounded_up_as_dle_does(tmp_path):
-    def told(name: str, kernel: int, **others):
-        path = yaml_of(name, tmp_path / "dle.yaml")
-        tree = yaml.safe_load(path.read_text())
-        tree[name]["encoder"]["blocks"][0] |= {"kernel_size": [kernel], **others}
-        path.write_text(yaml.safe_dump(tree))
+    def told(name, kernel, **others):
+        options = {"kernel_size": [kernel], **others}
+        path = yaml_of(name, tmp_path / "dle.yaml", lambda tree: tree[name]["encoder"]["blocks"][0].update(options))
         return sources.read(saved(tmp_path / "dle.pt", trained(name), None), dle_config=path)[0].model.stages[0].kernel
 
     assert told("quartznet", 4) == told("quartznet", 9, kernel_size_factor=0.5) == told("jasper", 5) == 5
@@ -189,13 +209,8 @@ def test_kernels_of_quartznet_are_scaled_and_rounded_up_as_dle_does(tmp_path):
 
 
 @pytest.mark.parametrize(("dither", "guard"), [(0.0, 1e-20), (1e-4, 1e-8), ("1e-4", 1e-8)])
-def test_the_dither_of_a_yaml_is_in_the_logarithm(tmp_path, dither, guard):
-    path = yaml_of("quartznet", tmp_path / "dle.yaml")
-    tree = yaml.safe_load(path.read_text())
-    tree["input_val"]["filterbank_features"]["dither"] = dither
-    path.write_text(yaml.safe_dump(tree))
-    config, _ = sources.read(saved(tmp_path / "dle.pt", trained("quartznet"), None), dle_config=path)
-    assert config.features.log_guard == pytest.approx(guard)
+def test_the_dither_of_a_yaml_is_in_the_logarithm(read_with, dither, guard):
+    assert read_with(set_features(dither=dither)).features.log_guard == pytest.approx(guard)
 
 
 def test_the_average_is_taken_unless_the_raw_weights_are_asked_for(tmp_path, caplog):
@@ -275,42 +290,19 @@ def test_other_files_are_refused(tmp_path):
         (lambda tree: tree.pop("input_val"), "must have a section `input_val`"),
         (lambda tree: tree["quartznet"]["encoder"].pop("blocks"), "must be a list of blocks, but is None"),
         (lambda tree: tree["quartznet"]["encoder"].update(activation="selu"), "`activation` must be 'relu'"),
-        (lambda tree: tree["input_val"]["filterbank_features"].update(frame_splicing=3), "`frame_splicing` must be 1"),
+        (set_features(frame_splicing=3), "`frame_splicing` must be 1"),
+        (set_features(window_size=-1), r"dle\.yaml, `window_size` in samples must be .* at least 1, but is -16000"),
+        (set_features(window_size=10**400), r"dle\.yaml, `window_size` must be at most 2147483647, but is 1000"),
+        (set_features(dither=1e300), r"dle\.yaml, `dither` must be at most"),
+        (
+            lambda tree: tree["quartznet"]["encoder"]["blocks"][1].update(repeat=10**9),
+            r"dle\.pt must describe a network of 500 layers at most",
+        ),
     ],
 )
-def test_a_yaml_of_something_else_is_refused_by_name(tmp_path, change, message):
-    path = saved(tmp_path / "dle.pt", trained("quartznet"), None)
-    tree = yaml.safe_load(yaml_of("quartznet", tmp_path / "dle.yaml").read_text())
-    change(tree)
-    (tmp_path / "dle.yaml").write_text(yaml.safe_dump(tree))
+def test_what_a_yaml_must_not_say_is_refused_by_name(read_with, change, message):
     with pytest.raises(CheckpointError, match=message):
-        sources.read(path, dle_config=tmp_path / "dle.yaml")
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"window_size": -1}, "`window_size` in samples must be a whole number of at least 1, but is -16000"),
-        ({"window_size": 10**400}, "`window_size` must be at most 2147483647, but is 1000"),
-        ({"dither": 1e300}, "`dither` must be at most"),
-    ],
-)
-def test_a_number_that_is_out_of_all_range_is_named(tmp_path, options, message):
-    path = saved(tmp_path / "dle.pt", trained("quartznet"), None)
-    tree = yaml.safe_load(yaml_of("quartznet", tmp_path / "dle.yaml").read_text())
-    tree["input_val"]["filterbank_features"] |= options
-    (tmp_path / "dle.yaml").write_text(yaml.safe_dump(tree))
-    with pytest.raises(CheckpointError, match=rf"dle\.yaml, {message}"):
-        sources.read(path, dle_config=tmp_path / "dle.yaml")
-
-
-def test_a_network_that_no_file_holds_is_not_built(tmp_path):
-    path = saved(tmp_path / "dle.pt", trained("quartznet"), None)
-    tree = yaml.safe_load(yaml_of("quartznet", tmp_path / "dle.yaml").read_text())
-    tree["quartznet"]["encoder"]["blocks"][1]["repeat"] = 10**9
-    (tmp_path / "dle.yaml").write_text(yaml.safe_dump(tree))
-    with pytest.raises(CheckpointError, match=r"dle\.pt must describe a network of 500 layers at most"):
-        sources.read(path, dle_config=tmp_path / "dle.yaml")
+        read_with(change)
 
 
 def test_a_block_without_a_convolution_is_named(tmp_path):
@@ -321,23 +313,20 @@ def test_a_block_without_a_convolution_is_named(tmp_path):
         sources.read(tmp_path / "dle.pt")
 
 
-def test_a_file_that_is_no_yaml_is_refused(tmp_path):
-    path = saved(tmp_path / "dle.pt", trained("quartznet"), None)
+def test_a_file_that_is_no_yaml_is_refused(quartznet):
     with pytest.raises(CheckpointError, match=r"dle\.pt: cannot be read as YAML: 'utf-8' codec"):
-        sources.read(path, dle_config=path)
+        sources.read(quartznet, dle_config=quartznet)
 
 
-def test_a_toml_is_refused(tmp_path):
-    path = saved(tmp_path / "dle.pt", trained("quartznet"), None)
+def test_a_toml_is_refused(quartznet, tmp_path):
     with pytest.raises(CheckpointError, match=r"jasper10x5dr\.toml must be YAML, but is TOML"):
-        sources.read(path, dle_config=tmp_path / "jasper10x5dr.toml")
+        sources.read(quartznet, dle_config=tmp_path / "jasper10x5dr.toml")
 
 
-def test_options_of_another_kind_of_file_are_refused(tmp_path):
+def test_options_of_another_kind_of_file_are_refused(quartznet, tmp_path):
     """They were passed over: a wrong dictionary, or the average in place of the raw weights."""
-    path = saved(tmp_path / "dle.pt", trained("quartznet"), None)
     with pytest.raises(CheckpointError, match=r"dle\.pt must be read without --labels: --labels is for recognisers of"):
-        sources.read(path, labels=tmp_path / "dict.ltr.txt")
+        sources.read(quartznet, labels=tmp_path / "dict.ltr.txt")
     for name in ("quartznet.nemo", "wav2vec2_base", "wav2vec2_new.pt"):
         with pytest.raises(CheckpointError, match=rf"{name} must be read without --raw, --dle-config"):
             sources.read(REFERENCES / name, is_raw=True, dle_config=tmp_path / "dle.yaml")
@@ -351,10 +340,9 @@ def test_weights_that_are_no_tensors_are_named(tmp_path, wrong):
     weights = model.state_dict()
     weights["decoder.layers.0.weight"] = wrong(weights["decoder.layers.0.weight"])
     torch.save({"state_dict": weights}, tmp_path / "dle.pt")
-    content = unpickling.load_checkpoint(REFERENCES / "wav2vec2_new.pt")
-    content["cfg"] = unpickling.plain(content["cfg"], "here")
+    content = unpickling.plain(unpickling.load_checkpoint(REFERENCES / "wav2vec2_new.pt"), "here")
     content["model"]["w2v_encoder.proj.weight"] = wrong(content["model"]["w2v_encoder.proj.weight"])
-    torch.save(content | {"task_state": None}, tmp_path / "fairseq.pt")
+    torch.save(content, tmp_path / "fairseq.pt")
     for name, key in (("dle.pt", r"decoder\.layers\.0\.weight"), ("fairseq.pt", r"w2v_encoder\.proj\.weight")):
         with pytest.raises(CheckpointError, match=rf"{name}: each .* must be a dense tensor, but these are not: {key}"):
             sources.read(tmp_path / name)
@@ -367,13 +355,8 @@ def test_a_checkpoint_of_ours_passes(tmp_path, tiny_config):
     assert np.isfinite(sum(p.sum().item() for p in model.parameters()))
 
 
-def test_the_options_of_a_yamls_features_come_along(tmp_path):
-    path = yaml_of("quartznet", tmp_path / "dle.yaml")
-    tree = yaml.safe_load(path.read_text())
+def test_the_options_of_a_yamls_features_come_along(read_with):
     options = {"window_size": 0.025, "window_stride": 0.0125, "preemph": 0, "lowfreq": 20, "highfreq": 7600}
-    tree["input_val"]["filterbank_features"] |= options
-    tree["input_val"]["filterbank_features"].pop("n_fft", None)
-    path.write_text(yaml.safe_dump(tree))
-    features = sources.read(saved(tmp_path / "dle.pt", trained("quartznet"), None), dle_config=path)[0].features
+    features = read_with(set_features(n_fft=None, **options)).features
     assert (features.window_samples, features.hop_samples, features.fft_size) == (400, 200, 512)
     assert (features.preemphasis, features.low_hz, features.high_hz) == (0.0, 20.0, 7600.0)

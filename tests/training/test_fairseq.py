@@ -12,6 +12,12 @@ from carnelian_training.models.hourglass import HourglassConfig
 from carnelian_training.weight_files import CheckpointError
 
 REFERENCES = Path(__file__).parent / "references"
+LETTERS = "| 9\nX 8\nT 7\nA 6\n' 5\nZ 4\n"
+
+
+def content_of(name):
+    """What a file holds, with plain dictionaries for fairseq's objects."""
+    return unpickling.plain(unpickling.load_checkpoint(REFERENCES / name), "here")
 
 
 def test_what_fine_tuning_says_comes_before_what_pretraining_said():
@@ -23,58 +29,49 @@ def test_what_fine_tuning_says_comes_before_what_pretraining_said():
 
 
 def test_a_recogniser_that_was_tuned_without_masks_is_tuned_on_without(tmp_path):
-    content = unpickling.load_checkpoint(REFERENCES / "wav2vec2_new.pt")
-    cfg = unpickling.plain(content["cfg"], "here")
-    cfg["model"]["apply_mask"] = False
-    torch.save({"args": None, "cfg": cfg, "model": dict(content["model"])}, tmp_path / "new.pt")
-    (tmp_path / "dict.ltr.txt").write_text("| 9\nX 8\nT 7\nA 6\n' 5\nZ 4\n")
-    config, _ = sources.read(tmp_path / "new.pt", labels=tmp_path / "dict.ltr.txt")
+    content = content_of("wav2vec2_new.pt")
+    content["cfg"]["model"]["apply_mask"] = False
+    torch.save(content, tmp_path / "new.pt")
+    config, _ = sources.read(tmp_path / "new.pt")
     assert config.augment.spans.time_probability == 0
 
 
 def test_a_dictionary_can_be_given(tmp_path):
-    content = unpickling.load_checkpoint(REFERENCES / "wav2vec2_new.pt")
-    weights = {name: tensor for name, tensor in content["model"].items()}
-    cfg = unpickling.plain(content["cfg"], "here")
-    torch.save({"args": None, "cfg": cfg, "model": weights}, tmp_path / "without.pt")
+    path, dictionary = tmp_path / "without.pt", tmp_path / "dict.ltr.txt"
+    torch.save(content_of("wav2vec2_new.pt") | {"task_state": None}, path)
     with pytest.raises(
         CheckpointError, match=r"its head has 10 rows.*: carnelian-train import --labels dict\.ltr\.txt"
     ):
-        sources.read(tmp_path / "without.pt")
+        sources.read(path)
     for mark in ("", "\ufeff"):
-        (tmp_path / "dict.ltr.txt").write_text(f"{mark}| 9\nX 8\nT 7\nA 6\n' 5\nZ 4\n", encoding="utf-8")
-        assert sources.read(tmp_path / "without.pt", labels=tmp_path / "dict.ltr.txt")[0].labels[:2] == (" ", "x")
+        dictionary.write_text(mark + LETTERS, encoding="utf-8")
+        assert sources.read(path, labels=dictionary)[0].labels[:2] == (" ", "x")
     # A symbol that ends a line of text, but not one of fairseq's dictionaries.
-    (tmp_path / "dict.ltr.txt").write_text("| 9\n\u2028 8\nT 7\nA 6\n' 5\nZ 4\n", encoding="utf-8")
-    assert sources.read(tmp_path / "without.pt", labels=tmp_path / "dict.ltr.txt")[0].labels[:2] == (" ", "\u2028")
-    (tmp_path / "dict.ltr.txt").write_text("| 9\n")
+    dictionary.write_text(LETTERS.replace("X", "\u2028"), encoding="utf-8")
+    assert sources.read(path, labels=dictionary)[0].labels[:2] == (" ", "\u2028")
+    dictionary.write_text("| 9\n")
     with pytest.raises(CheckpointError, match="as many symbols as the head, 10, not 5"):
-        sources.read(tmp_path / "without.pt", labels=tmp_path / "dict.ltr.txt")
-    (tmp_path / "dict.ltr.txt").write_bytes(b"\xe9 9\n")
+        sources.read(path, labels=dictionary)
+    dictionary.write_bytes(b"\xe9 9\n")
     with pytest.raises(CheckpointError, match=r"dict\.ltr\.txt cannot be read as a dictionary: 'utf-8' codec"):
-        sources.read(tmp_path / "without.pt", labels=tmp_path / "dict.ltr.txt")
+        sources.read(path, labels=dictionary)
 
 
 def test_a_dictionary_of_nvidias_file_is_read(tmp_path, caplog):
     """It was not looked at: a head of 32 rows was said to be LibriSpeech's, whatever its letters were."""
-    content = unpickling.load_checkpoint(REFERENCES / "wav2vec2_new.pt")
-    weights = dict(content["model"])
+    content = content_of("wav2vec2_new.pt")
+    weights = content["model"]
     for part in ("weight", "bias"):
         weights[f"w2v_encoder.proj.{part}"] = torch.randn(32, *weights[f"w2v_encoder.proj.{part}"].shape[1:])
     letters = "|абвгдежзийклмнопрстуфхцчшщъ"
-    content = {"args": unpickling.plain(content["cfg"], "here"), "model": weights}
+    content = {"args": content["cfg"], "model": weights}
     torch.save(content | {"output_labels": "".join(f"{c} 9\n" for c in letters)}, tmp_path / "ru.pt")
     assert "".join(sources.read(tmp_path / "ru.pt")[0].labels) == " " + letters[1:]
     assert not caplog.messages
 
 
 def test_an_average_that_nvidias_inference_does_not_read_is_named(tmp_path, caplog):
-    content = unpickling.load_checkpoint(REFERENCES / "wav2vec2_new.pt")
-    content |= {
-        "cfg": unpickling.plain(content["cfg"], "here"),
-        "task_state": None,
-        "output_labels": "| 9\nX 8\nT 7\nA 6\n' 5\nZ 4\n",
-    }
+    content = content_of("wav2vec2_new.pt") | {"output_labels": LETTERS}
     torch.save(content | {"ema_model": None}, tmp_path / "without.pt")
     _, weights = sources.read(tmp_path / "without.pt")
     assert not caplog.messages
@@ -103,10 +100,10 @@ def test_an_average_that_nvidias_inference_does_not_read_is_named(tmp_path, capl
 )
 def test_what_fairseq_would_do_otherwise_is_refused(tmp_path, section, option, value):
     """Options that bear on what a trained network says; they were dropped."""
-    content = unpickling.load_checkpoint(REFERENCES / "wav2vec2_new.pt")
-    cfg = unpickling.plain(content["cfg"], "here")
+    content = content_of("wav2vec2_new.pt")
+    cfg = content["cfg"]
     (cfg["model"]["w2v_args"]["model"] if section == "inner" else cfg[section])[option] = value
-    torch.save(content | {"cfg": cfg, "task_state": None}, tmp_path / "x.pt")
+    torch.save(content, tmp_path / "x.pt")
     with pytest.raises(CheckpointError, match=rf"`{option}` must be .*, but is {value!r}"):
         sources.read(tmp_path / "x.pt")
 
@@ -123,16 +120,16 @@ def test_what_fairseq_would_do_otherwise_is_refused(tmp_path, section, option, v
     ],
 )
 def test_a_pre_training_of_another_kind_is_refused(option, value):
-    content = unpickling.load_checkpoint(REFERENCES / "wav2vec2_old.pt")
-    content["args"] = unpickling.plain(content["args"], "here") | {option: value}
+    content = content_of("wav2vec2_old.pt")
+    content["args"][option] = value
     with pytest.raises(CheckpointError, match=rf"`{option}` must be .*, but is {value!r}"):
         fairseq.config_tree(content, None, "here")
 
 
 def test_how_the_network_was_trained_comes_along():
-    content = unpickling.load_checkpoint(REFERENCES / "wav2vec2_old.pt")
+    content = content_of("wav2vec2_old.pt")
     theirs = {"dropout_input": 0.11, "encoder_layerdrop": 0.12, "feature_grad_mult": 0.13, "activation_dropout": 0.14}
-    content["args"] = unpickling.plain(content["args"], "here") | theirs
+    content["args"] |= theirs
     model = fairseq.config_tree(content, None, "here")[0]["model"]
     ours = ("input_dropout", "layer_drop", "extractor_gradient", "activation_dropout")
     assert [model[name] for name in ours] == [0.11, 0.12, 0.13, 0.14]
@@ -140,33 +137,30 @@ def test_how_the_network_was_trained_comes_along():
 
 def test_a_hubert_of_fairseq_is_read(tmp_path):
     """Fine-tuned, it is the same network; only its file has the targets of its pre-training besides."""
-    content = unpickling.load_checkpoint(REFERENCES / "wav2vec2_new.pt")
-    cfg = unpickling.plain(content["cfg"], "here")
-    cfg["model"]["final_dropout"] = 0.25
+    content = content_of("wav2vec2_new.pt")
+    content["cfg"]["model"]["final_dropout"] = 0.25
     expected = sources.read(REFERENCES / "wav2vec2_new.pt")[1]
-    weights = content["model"] | {"w2v_encoder.w2v_model.label_embs_concat": torch.randn(504, 8)}
-    letters = "".join(f"{c} 9\n" for c in "|ETA'Z")
-    torch.save({"cfg": cfg, "model": weights, "output_labels": letters}, tmp_path / "hubert.pt")
+    content["model"]["w2v_encoder.w2v_model.label_embs_concat"] = torch.randn(504, 8)
+    torch.save(content, tmp_path / "hubert.pt")
     config, found = sources.read(tmp_path / "hubert.pt")
     assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
     assert config.model.head_dropout == 0.25
 
 
 def test_a_final_dim_of_0_is_the_transformers(tmp_path):
-    content = unpickling.load_checkpoint(REFERENCES / "wav2vec2_old.pt")
-    content["args"] = unpickling.plain(content["args"], "here") | {"final_dim": 0, "latent_dim": 0}
+    content = content_of("wav2vec2_old.pt")
+    content["args"] |= {"final_dim": 0, "latent_dim": 0}
     pretraining = fairseq.config_tree(content, None, "here")[0]["pretraining"]
     assert (pretraining["width"], pretraining["code_width"]) == (24, 24)
 
 
 def test_an_option_may_stand_in_another_section(tmp_path):
     """`normalize: ${task.normalize}`, not resolved, was taken for true."""
-    content = unpickling.load_checkpoint(REFERENCES / "wav2vec2_new.pt")
-    cfg = unpickling.plain(content["cfg"], "here")
+    content = content_of("wav2vec2_new.pt")
+    cfg = content["cfg"]
     cfg["model"]["normalize"] = "${task.normalize}"
     for normalise in (True, False):
         cfg["task"]["normalize"] = normalise
-        content = {"cfg": cfg, "model": content["model"], "output_labels": "".join(f"{c} 9\n" for c in "|ETA'Z")}
         torch.save(content, tmp_path / "x.pt")
         assert sources.read(tmp_path / "x.pt")[0].features.normalise is normalise
     cfg["task"]["normalize"] = "${common.normalize.all}"
@@ -178,8 +172,8 @@ def test_an_option_may_stand_in_another_section(tmp_path):
 @pytest.mark.parametrize(("theirs", "ours"), [("naive", "mean"), ("linear", "linear")])
 def test_the_lists_of_layers_of_nvidias_hourglass_are_read(tmp_path, theirs, ours):
     """wav2vec2/wav2vec2/model.py of DeepLearningExamples; Base has one by default, and none could be imported."""
-    content = unpickling.load_checkpoint(REFERENCES / "wav2vec2_new.pt")
-    args = unpickling.plain(content["cfg"], "here")
+    content = content_of("wav2vec2_new.pt")
+    args = content["cfg"]
     args["model"]["w2v_args"]["model"] |= {"hourglass_transformer": "[0,(1,2),1]", "hourglass_resample": theirs}
     weights = {}
     for name, tensor in content["model"].items():
@@ -189,7 +183,7 @@ def test_the_lists_of_layers_of_nvidias_hourglass_are_read(tmp_path, theirs, our
         for name, sizes in (("downsample", (24, 48)), ("upsample", (48, 24))):
             layer = f"w2v_encoder.w2v_model.encoder.{name}_layer.linear"
             weights |= {f"{layer}.weight": torch.randn(sizes), f"{layer}.bias": torch.randn(sizes[0])}
-    content = {"args": args, "model": weights, "output_labels": "".join(f"{c} 9\n" for c in "|ETA'Z")}
+    content = {"args": args, "model": weights, "output_labels": LETTERS}
     torch.save(content, tmp_path / "hourglass.pt")
     config, found = sources.read(tmp_path / "hourglass.pt")
     assert config.model.hourglass == HourglassConfig(before=0, pooled=1, after=1, factor=2, resampling=ours)
@@ -213,9 +207,8 @@ class Harmful:
 
 @pytest.mark.parametrize("new_form", [True, False])
 def test_no_code_of_a_file_runs(tmp_path, new_form):
-    content = unpickling.load_checkpoint(REFERENCES / "wav2vec2_old.pt")
-    content = {"model": content["model"], "args": None, "cfg": unpickling.plain(content["args"], "here")}
-    content["extra_state"] = Harmful(tmp_path / "touched")
+    content = content_of("wav2vec2_old.pt")
+    content |= {"args": None, "cfg": content["args"], "extra_state": Harmful(tmp_path / "touched")}
     torch.save(content, tmp_path / "x.pt", _use_new_zipfile_serialization=new_form)
     config, _ = sources.read(tmp_path / "x.pt")
     assert config.pretraining is not None
@@ -252,11 +245,11 @@ def test_expressions_of_layers_are_read_and_nothing_else():
 )
 def test_what_is_no_list_of_layers_is_named(option, values, message):
     """Each ended in a traceback, or in words such as "not enough values to unpack"."""
-    content = unpickling.load_checkpoint(REFERENCES / "wav2vec2_old.pt")
-    options = unpickling.plain(content["args"], "here")
+    content = content_of("wav2vec2_old.pt")
     for value in values:
+        content["args"][option] = value
         with pytest.raises(CheckpointError, match=f"here: `{option}` {message}, but is "):
-            fairseq.config_tree(content | {"args": options | {option: value}}, None, "here")
+            fairseq.config_tree(content, None, "here")
 
 
 @pytest.mark.parametrize(
@@ -268,8 +261,8 @@ def test_what_is_no_list_of_layers_is_named(option, values, message):
     ],
 )
 def test_a_network_that_no_file_holds_is_not_built(tmp_path, options, message):
-    content = unpickling.load_checkpoint(REFERENCES / "wav2vec2_old.pt")
-    content["args"] = unpickling.plain(content["args"], "here") | options
+    content = content_of("wav2vec2_old.pt")
+    content["args"] |= options
     torch.save(content, tmp_path / "x.pt")
     with pytest.raises(CheckpointError, match=rf"x\.pt must describe a network of .*{message}"):
         sources.read(tmp_path / "x.pt")
@@ -277,8 +270,7 @@ def test_a_network_that_no_file_holds_is_not_built(tmp_path, options, message):
 
 @pytest.mark.parametrize("state", ["abc", {"target_dictionary": 1}, {"target_dictionary": {"symbols": [["a"]] * 10}}])
 def test_a_dictionary_of_another_form_is_named(tmp_path, state):
-    content = unpickling.load_checkpoint(REFERENCES / "wav2vec2_new.pt")
-    content["cfg"] = unpickling.plain(content["cfg"], "here")
+    content = content_of("wav2vec2_new.pt")
     torch.save(content | {"task_state": state}, tmp_path / "x.pt")
     with pytest.raises(CheckpointError, match=r"x\.pt.* must (come with its dictionary|list text)"):
         sources.read(tmp_path / "x.pt")
@@ -297,10 +289,9 @@ def test_options_that_stand_for_billions_are_refused():
 
 
 def test_a_tensor_is_no_larger_than_its_file(tmp_path):
-    content = unpickling.load_checkpoint(REFERENCES / "wav2vec2_new.pt")
-    content["cfg"] = unpickling.plain(content["cfg"], "here")
+    content = content_of("wav2vec2_new.pt")
     content["model"]["w2v_encoder.proj.bias"] = torch.zeros(1).expand(10**13)
-    torch.save(content | {"task_state": None}, tmp_path / "x.pt")
+    torch.save(content, tmp_path / "x.pt")
     with pytest.raises(
         CheckpointError, match=r"x\.pt: .* must be a dense tensor, but these are not: w2v_encoder\.proj"
     ):
@@ -309,11 +300,10 @@ def test_a_tensor_is_no_larger_than_its_file(tmp_path):
 
 def test_samples_are_as_they_are_where_a_file_says_nothing_of_normalising(tmp_path):
     """fairseq's own default: Base was trained so."""
-    content = unpickling.load_checkpoint(REFERENCES / "wav2vec2_new.pt")
-    cfg = unpickling.plain(content["cfg"], "here")
+    content = content_of("wav2vec2_new.pt")
+    cfg = content["cfg"]
     inner = cfg["model"]["w2v_args"]
     for section in (cfg["task"], cfg["model"], inner.get("task") or {}, inner["model"]):
         section.pop("normalize", None)
-    letters = {"output_labels": "| 9\nX 8\nT 7\nA 6\n' 5\nZ 4\n"}
-    torch.save(content | letters | {"cfg": cfg, "task_state": None}, tmp_path / "silent.pt")
+    torch.save(content, tmp_path / "silent.pt")
     assert not sources.read(tmp_path / "silent.pt")[0].features.normalise
