@@ -82,15 +82,14 @@ def test_pretraining_compares_what_transformers_compares(source):
     assert float(loss) == pytest.approx(float(said["loss"]), rel=1e-4)
 
 
-def test_a_hubert_is_read_by_its_own_names(hf_folder):
+def test_a_hubert_is_read_by_its_own_names(hf_folder, set_keys):
     """HubertForCTC of transformers 5.23 is the same network: log-probabilities within 4e-6, of either norm layout."""
     config, weights = sources.read(hf_folder, "same")
     tensors = load_file(hf_folder / "model.safetensors")
     theirs = {name.replace("wav2vec2.", "hubert.", 1): tensor for name, tensor in tensors.items()}
     save_file(theirs, hf_folder / "model.safetensors")
-    options = json.loads((hf_folder / "config.json").read_text())
-    options |= {"model_type": "hubert", "conv_pos_batch_norm": False, "feat_proj_layer_norm": True}
-    (hf_folder / "config.json").write_text(json.dumps(options))
+    options = {"model_type": "hubert", "conv_pos_batch_norm": False, "feat_proj_layer_norm": True}
+    set_keys(hf_folder / "config.json", **options)
     found, same = sources.read(hf_folder, "same")
     assert found == config
     assert all(torch.equal(same[name], tensor) for name, tensor in weights.items())
@@ -119,18 +118,15 @@ def test_parameters_of_base_in_pretraining():
         ({"hidden_size": 12}, r"masked_spec_embed: must be \[12\], but is \[24\]"),
     ],
 )
-def test_folders_that_contradict_themselves_are_refused(hf_folder, change, message):
-    options = json.loads((hf_folder / "config.json").read_text())
-    (hf_folder / "config.json").write_text(json.dumps(options | change))
+def test_folders_that_contradict_themselves_are_refused(hf_folder, set_keys, change, message):
+    set_keys(hf_folder / "config.json", **change)
     with pytest.raises(CheckpointError, match=message):
         sources.read(hf_folder)
 
 
-def test_gelu_by_its_other_name_is_the_same(hf_folder):
+def test_gelu_by_its_other_name_is_the_same(hf_folder, set_keys):
     config, _ = sources.read(hf_folder, "same")
-    options = json.loads((hf_folder / "config.json").read_text())
-    options |= {"hidden_act": "gelu_python", "feat_extract_activation": "gelu_python"}
-    (hf_folder / "config.json").write_text(json.dumps(options))
+    set_keys(hf_folder / "config.json", hidden_act="gelu_python", feat_extract_activation="gelu_python")
     assert sources.read(hf_folder, "same")[0] == config
 
 
@@ -150,18 +146,16 @@ def test_weights_of_another_kind_are_told_how_to_become_a_model(hf_folder, file,
         sources.read(hf_folder)
 
 
-def test_a_recogniser_that_was_tuned_without_masks_is_tuned_on_without(hf_folder):
-    options = json.loads((hf_folder / "config.json").read_text())
+def test_a_recogniser_that_was_tuned_without_masks_is_tuned_on_without(hf_folder, set_keys):
     assert sources.read(hf_folder)[0].augment.spans.time_probability > 0
-    (hf_folder / "config.json").write_text(json.dumps(options | {"apply_spec_augment": False}))
+    set_keys(hf_folder / "config.json", apply_spec_augment=False)
     spans = sources.read(hf_folder)[0].augment.spans
     assert (spans.time_probability, spans.channel_probability) == (0, 0)
 
 
-def test_how_the_network_was_trained_comes_along(hf_folder):
-    options = json.loads((hf_folder / "config.json").read_text())
+def test_how_the_network_was_trained_comes_along(hf_folder, set_keys):
     theirs = {"layerdrop": 0.12, "feat_proj_dropout": 0.13, "hidden_dropout": 0.14, "attention_dropout": 0.15}
-    (hf_folder / "config.json").write_text(json.dumps(options | theirs))
+    set_keys(hf_folder / "config.json", **theirs)
     model = sources.read(hf_folder)[0].model
     found = (model.layer_drop, model.input_dropout, model.dropout, model.attention_dropout)
     assert found == (0.12, 0.13, 0.14, 0.15)
