@@ -1,4 +1,5 @@
 import contextlib
+import functools
 import hashlib
 import http.server
 import re
@@ -22,7 +23,7 @@ from carnelian_training.replacement import WriteError
 NOISE = np.random.default_rng(0).standard_normal(48000).astype(np.float32) * 0.1
 
 
-class Handler(http.server.SimpleHTTPRequestHandler):
+class OpenSlr(http.server.SimpleHTTPRequestHandler):
     """Serves a folder with Range requests, and hangs up in the middle where it is told to."""
 
     cut_after: int | None = None
@@ -31,6 +32,7 @@ class Handler(http.server.SimpleHTTPRequestHandler):
     both = threading.Barrier(2, timeout=60)
     """Of endless requests, the first waits for the second."""
     requests: list[str]
+    """What each asks for in its header `Range`."""
 
     def do_GET(self):
         file = Path(self.translate_path(self.path))
@@ -62,9 +64,8 @@ class Handler(http.server.SimpleHTTPRequestHandler):
 
 
 @pytest.fixture
-def server(tmp_path):
-    """OpenSLR's layout with two tiny parts; the handler's class and the address."""
-    handler = type("OpenSlr", (Handler,), {"requests": []})
+def root(tmp_path):
+    """The folder of a server in OpenSLR's layout with two tiny parts."""
     root = tmp_path / "server"
     for resource, part in ((12, "dev-clean"), (31, "train-clean-5")):
         chapter = tmp_path / "source" / "LibriSpeech" / part / "84" / "121123"
@@ -76,28 +77,48 @@ def server(tmp_path):
         (root / str(resource)).mkdir(parents=True)
         with tarfile.open(root / str(resource) / f"{part}.tar.gz", "w:gz") as tar:
             tar.add(tmp_path / "source" / "LibriSpeech" / part, f"LibriSpeech/{part}")
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), lambda *args: handler(*args, directory=str(root)))
+    return root
+
+
+@pytest.fixture
+def handler():
+    return type("Handler", (OpenSlr,), {"requests": []})
+
+
+@pytest.fixture
+def url(root, handler):
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(handler, directory=str(root)))
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
-    yield handler, f"http://127.0.0.1:{server.server_port}", root
+    yield f"http://127.0.0.1:{server.server_port}"
     server.shutdown()
     thread.join()
     server.server_close()
 
 
 @pytest.fixture
-def checksums(server, monkeypatch):
+def checksums(root, monkeypatch):
     """The tiny parts' own; those of OpenSLR stand in the code."""
-    _, _, root = server
     for path in root.rglob("*.tar.gz"):
         md5 = hashlib.md5(path.read_bytes()).hexdigest()
         monkeypatch.setitem(librispeech.PARTS, path.name.removesuffix(".tar.gz"), (int(path.parent.name), md5))
 
 
+@pytest.fixture
+def out(tmp_path):
+    (tmp_path / "out").mkdir()
+    return tmp_path / "out"
+
+
+@pytest.fixture
+def prepare(out, url, checksums):
+    """Prepares the named parts, or `dev-clean`, in `out`."""
+    return lambda *parts: librispeech.prepare(out, parts or ["dev-clean"], url=url)
+
+
 @pytest.mark.usefixtures("checksums")
-def test_librispeech_is_fetched_unpacked_and_listed_once(server, tmp_path, call):
-    handler, url, _ = server
-    out = tmp_path / "out"
+def test_librispeech_is_fetched_unpacked_and_listed_once(handler, url, tmp_path, call):
+    out = tmp_path / "new"
     command = ("prepare", "librispeech", out, "--part", "dev-clean", "--part", "train-clean-5", "--url", url)
     assert call(main, *command)[0] == 0
     clips = read_manifest(out / "dev-clean.jsonl")
@@ -113,55 +134,42 @@ def test_librispeech_is_fetched_unpacked_and_listed_once(server, tmp_path, call)
     assert handler.requests == []
 
 
-@pytest.mark.usefixtures("checksums")
-def test_a_cut_connection_is_resumed_where_it_ended(server, tmp_path):
-    handler, url, _ = server
+def test_a_cut_connection_is_resumed_where_it_ended(prepare, handler, out):
     handler.cut_after = 1000
-    librispeech.prepare(tmp_path / "out", ["dev-clean"], url=url)
+    prepare()
     assert handler.requests == ["", "bytes=1000-"]
-    assert len(read_manifest(tmp_path / "out" / "dev-clean.jsonl")) == 2
+    assert len(read_manifest(out / "dev-clean.jsonl")) == 2
 
 
-@pytest.mark.usefixtures("checksums")
 @pytest.mark.parametrize(("num_bytes", "resumes"), [(700, True), (700, False), (None, True)])
-def test_a_partial_file_of_an_earlier_run_is_gone_on_with(server, tmp_path, num_bytes, resumes):
-    handler, url, root = server
+def test_a_partial_file_of_an_earlier_run_is_gone_on_with(prepare, handler, root, out, num_bytes, resumes):
     handler.resumes = resumes
-    out = tmp_path / "out"
-    out.mkdir()
     content = (root / "12" / "dev-clean.tar.gz").read_bytes()[:num_bytes]
     (out / "dev-clean.fetched.tar.gz.partial").write_bytes(content)
-    librispeech.prepare(out, ["dev-clean"], url=url)
+    prepare()
     assert handler.requests == [f"bytes={len(content)}-"]
     assert len(read_manifest(out / "dev-clean.jsonl")) == 2
 
 
-def test_a_wrong_checksum_is_refused_and_leaves_nothing_to_unpack(server, tmp_path, call):
-    _, url, _ = server  # its archive is not OpenSLR's
-    command = ("prepare", "librispeech", tmp_path / "out", "--part", "dev-clean", "--url", url)
+def test_a_wrong_checksum_is_refused_and_leaves_nothing_to_unpack(out, url, call):
+    command = ("prepare", "librispeech", out, "--part", "dev-clean", "--url", url)  # whose archive is not OpenSLR's
     status, _, err = call(main, *command)
     assert status == 1
     assert "must have the MD5 42e2234ba48799c1f50f24a7926300a1, but has" in err
-    assert [path.name for path in (tmp_path / "out").iterdir()] == [".dev-clean.lock"]
+    assert [path.name for path in out.iterdir()] == [".dev-clean.lock"]
 
 
-@pytest.mark.usefixtures("checksums")
-def test_an_archive_that_is_there_is_used_and_stays(server, tmp_path):
-    handler, url, root = server
-    out = tmp_path / "out"
-    out.mkdir()
+def test_an_archive_that_is_there_is_used_and_stays(prepare, handler, root, out):
     (out / "dev-clean.tar.gz").write_bytes((root / "12" / "dev-clean.tar.gz").read_bytes())
-    librispeech.prepare(out, ["dev-clean"], url=url)
+    prepare()
     assert handler.requests == []
     assert (out / "dev-clean.tar.gz").exists()
 
 
-@pytest.mark.usefixtures("checksums")
-def test_a_server_without_the_file_is_not_asked_again(server, tmp_path):
-    handler, url, root = server
+def test_a_server_without_the_file_is_not_asked_again(prepare, handler, root):
     (root / "12" / "dev-clean.tar.gz").unlink()
     with pytest.raises(OSError, match="answers 404"):
-        librispeech.prepare(tmp_path / "out", ["dev-clean"], url=url)
+        prepare()
     assert len(handler.requests) == 1
 
 
@@ -172,84 +180,62 @@ def test_a_dead_server_is_given_up_and_the_message_says_how_to_go_on(tmp_path, m
         download.download("http://127.0.0.1:9/x", tmp_path / "x", "0", stop)
 
 
-@pytest.mark.usefixtures("checksums")
-def test_a_file_that_cannot_be_opened_is_no_fault_of_the_server(server, tmp_path):
-    handler, url, _ = server
-    out = tmp_path / "out"
-    out.mkdir()
+def test_a_file_that_cannot_be_opened_is_no_fault_of_the_server(prepare, handler, out, tmp_path):
     (out / "dev-clean.fetched.tar.gz.partial").symlink_to(tmp_path / "not mounted" / "x")
     with pytest.raises(WriteError, match=r"partial could not be written: .*No such file"):
-        librispeech.prepare(out, ["dev-clean"], url=url)
+        prepare()
     assert handler.requests == [""]
 
 
-@pytest.mark.usefixtures("checksums")
-def test_the_failure_of_a_part_stops_the_others_at_once(server, tmp_path, monkeypatch):
+def test_the_failure_of_a_part_stops_the_others_at_once(prepare, handler, out, monkeypatch):
     """And Ctrl-C likewise."""
-    handler, url, _ = server
     monkeypatch.setattr(download, "BLOCK_BYTES", 10)
     handler.is_endless = True
     with pytest.raises(OSError, match="answers 404"):
-        librispeech.prepare(tmp_path / "out", ["train-clean-5", "dev-other"], url=url)
+        prepare("train-clean-5", "dev-other")
     assert handler.requests.count("") == 2  # of which one is refused
-    assert not (tmp_path / "out" / "LibriSpeech").exists()
+    assert not (out / "LibriSpeech").exists()
 
 
-@pytest.mark.usefixtures("checksums")
-def test_one_process_prepares_a_part(server, tmp_path):
-    handler, url, _ = server
-    out = tmp_path / "out"
-    out.mkdir()
+def test_one_process_prepares_a_part(prepare, handler, out):
     with locked(out / ".dev-clean.lock", ""), pytest.raises(ValueError, match=r"another one does so in .*: wait for"):
-        librispeech.prepare(out, ["dev-clean"], url=url)
+        prepare()
     assert handler.requests == []
 
 
-@pytest.mark.usefixtures("checksums")
-def test_a_part_that_is_named_twice_is_prepared_once(server, tmp_path):
-    handler, url, _ = server
-    assert len(librispeech.prepare(tmp_path / "out", ["dev-clean", "dev-clean"], url=url)) == 1
+def test_a_part_that_is_named_twice_is_prepared_once(prepare, handler):
+    assert len(prepare("dev-clean", "dev-clean")) == 1
     assert handler.requests == [""]
 
 
-@pytest.mark.usefixtures("checksums")
-def test_an_interrupted_unpacking_is_made_up_for_and_leaves_no_archive(server, tmp_path, monkeypatch):
+def test_an_interrupted_unpacking_is_made_up_for_and_leaves_no_archive(prepare, handler, out, monkeypatch):
     def fail(self, path, *_, **__):
         (path / "LibriSpeech").mkdir(parents=True)
         raise OSError(28, "No space left on device")
 
-    handler, url, _ = server
-    out = tmp_path / "out"
     with monkeypatch.context() as failing:
         failing.setattr(tarfile.TarFile, "extractall", fail)
         with pytest.raises(WriteError, match="No space left"):
-            librispeech.prepare(out, ["dev-clean"], url=url)
+            prepare()
     assert {path.name for path in out.iterdir()} == {".dev-clean.lock", "dev-clean.fetched.tar.gz"}
-    librispeech.prepare(out, ["dev-clean"], url=url)
+    prepare()
     assert handler.requests == [""]
     assert {path.name for path in out.iterdir()} == {".dev-clean.lock", "LibriSpeech", "dev-clean.jsonl"}
 
 
-@pytest.mark.usefixtures("checksums")
-def test_a_disk_without_room_is_no_fault_of_the_server(server, room, tmp_path):
-    handler, url, _ = server
-    out = tmp_path / "out"
+def test_a_disk_without_room_is_no_fault_of_the_server(prepare, handler, out, room):
     with room(1000), pytest.raises(WriteError, match=r"dev-clean.*\.partial could not be written, and keeps"):
-        librispeech.prepare(out, ["dev-clean"], url=url)
+        prepare()
     assert handler.requests == [""]
-    librispeech.prepare(out, ["dev-clean"], url=url)
+    prepare()
     assert handler.requests == ["", "bytes=1000-"]
     assert len(read_manifest(out / "dev-clean.jsonl")) == 2
 
 
-@pytest.mark.usefixtures("checksums")
-def test_an_archive_that_finds_no_room_is_named(server, room, tmp_path):
-    _, url, root = server
-    out = tmp_path / "out"
-    out.mkdir()
+def test_an_archive_that_finds_no_room_is_named(prepare, root, out, room):
     (out / "dev-clean.tar.gz").write_bytes((root / "12" / "dev-clean.tar.gz").read_bytes())
     with room(1000), pytest.raises(WriteError, match=r"dev-clean\.unpacking could not be written: File too large"):
-        librispeech.prepare(out, ["dev-clean"], url=url)
+        prepare()
 
 
 def test_an_unknown_part_is_refused(tmp_path):
