@@ -91,6 +91,13 @@ def changed():
     return replace
 
 
+@pytest.fixture(scope="session")
+def without_dropout(tiny_config, changed):
+    """The tiny configuration whose network says the same in every step."""
+    stages = tuple(dataclasses.replace(stage, dropout=0.0) for stage in tiny_config.model.stages)
+    return changed(tiny_config, model={"stages": stages})
+
+
 @pytest.fixture
 def second_process():
     """Within `second_process(*words)` this process is the first of two, as under `torchrun`; `python *words` the other.

@@ -24,30 +24,21 @@ TOLERANCE = 1e-5
 
 
 @pytest.fixture
-def variants(tiny_config, tmp_path):
+def variants(without_dropout, changed, tmp_path):
     """Steps of one to three clips, so that the second process is without any in some; dropout differs by process."""
-    stages = tuple(dataclasses.replace(stage, dropout=0.0) for stage in tiny_config.model.stages)
     # NovoGrad, for AdamW makes whole steps out of gradients that are nothing but rounding.
-    config = dataclasses.replace(
-        tiny_config,
-        model=dataclasses.replace(tiny_config.model, stages=stages),
-        optimizer=OptimizerConfig(name="novograd", lr=0.005, warmup_steps=1),
-    )
-    data = dataclasses.replace(config.data, batch_s=11)
-    found = {
-        "shared": dataclasses.replace(
-            config, data=data, loop=dataclasses.replace(config.loop, batch_statistics="shared")
-        ),
-        "frozen": dataclasses.replace(
-            config, data=data, loop=dataclasses.replace(config.loop, batch_statistics="frozen")
-        ),
-        "process": dataclasses.replace(config, data=data),
-    }
+    novograd = OptimizerConfig(name="novograd", lr=0.005, warmup_steps=1)
     muon = OptimizerConfig(name="muon", lr=0.05, betas=(0.9, 0.98), warmup_steps=1)
-    found["muon"] = dataclasses.replace(found["frozen"], optimizer=muon)
-    found["parts"] = dataclasses.replace(found["frozen"], data=dataclasses.replace(data, device_batch_s=5))
-    averaged = dataclasses.replace(config.optimizer, ema=0.9)
-    found["single"] = dataclasses.replace(config, data=dataclasses.replace(data, batch_s=1), optimizer=averaged)
+    config = dataclasses.replace(changed(without_dropout, data={"batch_s": 11}), optimizer=novograd)
+    frozen = changed(config, loop={"batch_statistics": "frozen"})
+    found = {
+        "shared": changed(config, loop={"batch_statistics": "shared"}),
+        "frozen": frozen,
+        "process": config,
+        "muon": dataclasses.replace(frozen, optimizer=muon),
+        "parts": changed(frozen, data={"device_batch_s": 5}),
+        "single": changed(config, data={"batch_s": 1}, optimizer={"ema": 0.9}),
+    }
     paths = {}
     for name, variant in found.items():
         paths[name] = tmp_path / f"{name}.json"
@@ -78,11 +69,8 @@ def test_two_processes_equal_one(variants, run_steps):
     assert two["process"]["losses"] != pytest.approx(one["process"]["losses"], abs=1e-3)
 
 
-def test_a_killed_process_restarts_all_from_the_last_checkpoint(tiny_config, tmp_path):
-    config = dataclasses.replace(
-        tiny_config,
-        loop=dataclasses.replace(tiny_config.loop, steps=16, checkpoint_every_steps=1, evaluate_every_steps=16),
-    )
+def test_a_killed_process_restarts_all_from_the_last_checkpoint(tiny_config, changed, tmp_path):
+    config = changed(tiny_config, loop={"steps": 16, "checkpoint_every_steps": 1, "evaluate_every_steps": 16})
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(config_to_dict(config)))
     fit = [str(FIT_UNTIL_KILLED), "fit", str(tmp_path / "tiny.yaml"), "--out", str(tmp_path / "run")]
     command = [*TORCHRUN, "--max-restarts=1", "--monitor-interval=0.1", *fit]

@@ -1,5 +1,4 @@
 import copy
-import dataclasses
 
 import pytest
 import torch
@@ -12,37 +11,43 @@ from torch import nn
 CPU = Process(torch.device("cpu"))
 
 
-def rates(config, steps, **settings):
-    optimizer = dataclasses.replace(config.optimizer, **{"lr": 0.1, "min_lr": 0.01, "warmup_steps": 10} | settings)
-    config = dataclasses.replace(config, optimizer=optimizer, loop=dataclasses.replace(config.loop, steps=130))
-    return [learning_rate(config, step) for step in steps]
+@pytest.fixture
+def rates(tiny_config, changed):
+    """Returns the rates of some steps of 130."""
+
+    def rates(*steps, **settings):
+        settings = {"lr": 0.1, "min_lr": 0.01, "warmup_steps": 10} | settings
+        config = changed(tiny_config, optimizer=settings, loop={"steps": 130})
+        return [learning_rate(config, step) for step in steps]
+
+    return rates
 
 
-def test_learning_rate_warms_up_holds_and_decays(tiny_config):
-    found = rates(tiny_config, (0, 9, 10, 29, 30, 80, 129, 130, 500), hold_steps=20)
+def test_learning_rate_warms_up_holds_and_decays(rates):
+    found = rates(0, 9, 10, 29, 30, 80, 129, 130, 500, hold_steps=20)
     assert found == pytest.approx([0.01, 0.1, 0.1, 0.1, 0.1, 0.055, 0.01, 0.01, 0.01], abs=1e-4)
 
 
-def test_the_exponential_schedule_is_nvidias(tiny_config):
+def test_the_exponential_schedule_is_nvidias(rates):
     settings = {"hold_steps": 20, "schedule": "exponential", "decay": 0.981, "decay_steps": 7}
-    found = rates(tiny_config, (9, 30, 37, 44, 100_000), **settings)
+    found = rates(9, 30, 37, 44, 100_000, **settings)
     assert found == pytest.approx([0.1, 0.1, 0.1 * 0.981, 0.1 * 0.981**2, 0.01])
 
 
-def test_linear_falls_to_the_end(tiny_config):
-    found = rates(tiny_config, (9, 10, 70, 130, 500), schedule="linear", min_lr=0.0)
+def test_linear_falls_to_the_end(rates):
+    found = rates(9, 10, 70, 130, 500, schedule="linear", min_lr=0.0)
     assert found == pytest.approx([0.1, 0.1, 0.05, 0.0, 0.0])
 
 
-def test_tri_stage_is_fairseqs(tiny_config):
+def test_tri_stage_is_fairseqs(rates):
     settings = {"hold_steps": 20, "schedule": "tri_stage", "start_share": 0.01}
-    found = rates(tiny_config, (0, 4, 9, 29, 30, 80, 130, 500), **settings)
+    found = rates(0, 4, 9, 29, 30, 80, 130, 500, **settings)
     expected = [0.0109, 0.0505, 0.1, 0.1, 0.1, 0.1 * 0.05**0.5, 0.005, 0.005]
     assert found == pytest.approx(expected)
 
 
-def test_another_batch_scales_the_rate_by_the_square_root(tiny_config):
-    assert rates(tiny_config, (50,), lr_batch_s=tiny_config.data.batch_s / 4, hold_steps=100) == pytest.approx([0.2])
+def test_another_batch_scales_the_rate_by_the_square_root(rates, tiny_config):
+    assert rates(50, lr_batch_s=tiny_config.data.batch_s / 4, hold_steps=100) == pytest.approx([0.2])
 
 
 def test_novograd_follows_the_papers_algorithm():
@@ -98,9 +103,8 @@ def test_all_tensors_at_once_equal_one_after_the_other(tiny_config, beta2):
         torch.testing.assert_close(together, apart, atol=1e-6, rtol=1e-5)
 
 
-def test_adamw_does_not_decay_norms_and_biases(tiny_config):
-    optimizer = dataclasses.replace(tiny_config.optimizer, weight_decay=0.3)
-    config = dataclasses.replace(tiny_config, optimizer=optimizer)
+def test_adamw_does_not_decay_norms_and_biases(tiny_config, changed):
+    config = changed(tiny_config, optimizer={"weight_decay": 0.3})
     model = build_model(config)
     decayed, plain = build_optimizer(config, model, CPU).param_groups
     assert {p.ndim for p in decayed["params"]} == {4}
@@ -110,9 +114,9 @@ def test_adamw_does_not_decay_norms_and_biases(tiny_config):
     assert len(decayed["params"]) + len(plain["params"]) == len(list(model.parameters()))
 
 
-def muon_config(tiny_config, **loop):
-    optimizer = dataclasses.replace(tiny_config.optimizer, name="muon", betas=(0.9, 0.98), lr=0.01, weight_decay=0.1)
-    return dataclasses.replace(tiny_config, optimizer=optimizer, loop=dataclasses.replace(tiny_config.loop, **loop))
+@pytest.fixture
+def muon_config(tiny_config, changed):
+    return changed(tiny_config, optimizer={"name": "muon", "lr": 0.01, "weight_decay": 0.1})
 
 
 def take_steps(optimizer, parameters, seed, num_steps=3):
@@ -146,13 +150,12 @@ def test_muon_is_pytorchs_for_the_matrix_of_a_weight(shape):
     torch.testing.assert_close(ours.detach().flatten(1), theirs.detach(), atol=1e-5, rtol=1e-5)
 
 
-def test_muon_moves_the_head_depthwise_weights_norms_and_biases_as_adamw_does(tiny_config):
-    config = muon_config(tiny_config)
+def test_muon_moves_the_head_depthwise_weights_norms_and_biases_as_adamw_does(muon_config, changed):
     torch.manual_seed(2)
-    model = build_model(config)
+    model = build_model(muon_config)
     twin = copy.deepcopy(model)
-    optimizer = build_optimizer(config, model, CPU)
-    others = dataclasses.replace(config, optimizer=dataclasses.replace(config.optimizer, name="adamw"))
+    optimizer = build_optimizer(muon_config, model, CPU)
+    others = changed(muon_config, optimizer={"name": "adamw"})
     take_steps(optimizer, list(model.parameters()), seed=3)
     take_steps(build_optimizer(others, twin, CPU), list(twin.parameters()), seed=3)
     moved = {
@@ -166,14 +169,13 @@ def test_muon_moves_the_head_depthwise_weights_norms_and_biases_as_adamw_does(ti
     assert {group["weight_decay"] for group in matrices} == {0.1}
 
 
-def test_muon_goes_on_from_its_state(tiny_config):
-    config = muon_config(tiny_config)
+def test_muon_goes_on_from_its_state(muon_config):
     torch.manual_seed(2)
-    model = build_model(config)
-    optimizer = build_optimizer(config, model, CPU)
+    model = build_model(muon_config)
+    optimizer = build_optimizer(muon_config, model, CPU)
     take_steps(optimizer, list(model.parameters()), seed=3)
     twin = copy.deepcopy(model)
-    resumed = build_optimizer(config, twin, CPU)
+    resumed = build_optimizer(muon_config, twin, CPU)
     resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     for network, its in ((model, optimizer), (twin, resumed)):
         take_steps(its, list(network.parameters()), seed=4)
@@ -184,26 +186,25 @@ def test_muon_goes_on_from_its_state(tiny_config):
 @pytest.mark.parametrize(
     ("precision", "dtype"), [("fp32", torch.float32), ("fp16", torch.float32), ("bf16", torch.bfloat16)]
 )
-def test_muon_computes_in_the_precision_of_training(tiny_config, monkeypatch, precision, dtype):
+def test_muon_computes_in_the_precision_of_training(muon_config, changed, monkeypatch, precision, dtype):
     seen = set()
     monkeypatch.setattr(
         "carnelian_training.loop.muon.orthogonal", lambda matrix: seen.add(matrix.dtype) or orthogonal(matrix)
     )
-    config = muon_config(tiny_config, precision=precision)
+    config = changed(muon_config, loop={"precision": precision})
     model = build_model(config)
     take_steps(build_optimizer(config, model, CPU), list(model.parameters()), seed=3)
     assert seen == {dtype}
 
 
-def test_processes_share_muons_matrices(tiny_config, monkeypatch):
+def test_processes_share_muons_matrices(muon_config, changed, monkeypatch):
     class OneOfTwo(Process):
         def total(self, values):
             return values
 
     shares = []
     monkeypatch.setattr("carnelian_training.loop.muon.orthogonal", lambda matrix: shares[-1].append(matrix) or matrix)
-    config = muon_config(tiny_config)
-    config = dataclasses.replace(config, init=dataclasses.replace(config.init, stage_lr_decay=0.5))
+    config = changed(muon_config, init={"stage_lr_decay": 0.5})
     for rank in range(2):
         shares.append([])
         model = build_model(config)

@@ -1,6 +1,5 @@
 """Single steps of the optimiser, without a run around them."""
 
-import dataclasses
 import shutil
 from itertools import islice
 
@@ -39,9 +38,8 @@ def plain(tiny_config):
     return steps(tiny_config, 3)
 
 
-def test_parts_of_a_step_add_up_to_it(tiny_config, changed):
-    whole = changed(tiny_config, loop={"batch_statistics": "frozen"}, augment={"speed_probability": 0.0})
-    whole = changed(whole, model={"stages": tuple(dataclasses.replace(s, dropout=0.0) for s in whole.model.stages)})
+def test_parts_of_a_step_add_up_to_it(without_dropout, changed):
+    whole = changed(without_dropout, loop={"batch_statistics": "frozen"}, augment={"speed_probability": 0.0})
     first, one = steps(whole, 3)
     second, many = steps(changed(whole, data={"device_batch_s": 4.0}), 3)
     assert [o.loss for o in first] == pytest.approx([o.loss for o in second], abs=1e-5)
@@ -172,9 +170,8 @@ def test_a_process_without_clips_leaves_statistics_alone(shared):
     assert not norm.weight.grad.any()
 
 
-def test_clips_that_are_left_out_leave_the_step_of_the_others_as_it_is(tiny_config, changed, bad_clips):
-    stages = tuple(dataclasses.replace(stage, dropout=0.0) for stage in tiny_config.model.stages)
-    config = changed(tiny_config, model={"stages": stages}, data={"batch_s": 100}, optimizer={"max_grad_norm": 1.0})
+def test_clips_that_are_left_out_leave_the_step_of_the_others_as_it_is(without_dropout, changed, bad_clips):
+    config = changed(without_dropout, data={"batch_s": 100}, optimizer={"max_grad_norm": 1.0})
     good = read_manifest(config.data.dev)
     outcomes, gradients = [], []
     for clips in (good, [*good, bad_clips["text"], bad_clips["silent"]]):
