@@ -1,6 +1,5 @@
 """Language models through the command and the loop that train everything."""
 
-import dataclasses
 import json
 import math
 import random
@@ -35,18 +34,18 @@ def metrics(directory):
     return [{k: v for k, v in record.items() if not k.endswith("_per_s")} for record in records]
 
 
-def test_a_run_whose_text_has_changed_says_that_it_rates_itself_anew(tree, text, tmp_path, caplog):
+def test_a_run_whose_text_has_changed_says_that_it_rates_itself_anew(tree, text, tmp_path, caplog, changed):
     """What was held out before may be learnt now, and the other way round."""
     copy = tmp_path / "text.txt"
     copy.write_text(text.read_text())
     config = run_from_dict(tree | {"text": tree["text"] | {"sources": [str(copy)]}}, "here")
     train(config, tmp_path / "run")
-    longer = dataclasses.replace(config, loop=dataclasses.replace(config.loop, steps=9))
+    longer = changed(config, loop={"steps": 9})
     copy.write_text("A sentence before all others.\n" + text.read_text())
     train(longer, tmp_path / "run")
     assert "the texts are others than before" in caplog.text
     caplog.clear()
-    train(dataclasses.replace(config, loop=dataclasses.replace(config.loop, steps=12)), tmp_path / "run")
+    train(changed(config, loop={"steps": 12}), tmp_path / "run")
     assert "the texts are others than before" not in caplog.text
 
 
@@ -224,7 +223,7 @@ def test_fine_tuning_on_other_labels_than_the_tokens_is_refused(tree, trained):
         LanguageModelling(run).prepare(state)
 
 
-def test_each_kind_of_checkpoint_is_refused_where_the_other_is_needed(trained, tiny_config, tmp_path, call):
+def test_each_kind_of_checkpoint_is_refused_where_the_other_is_needed(trained, tiny_config, tmp_path, call, changed):
     from carnelian_training.checkpoint import build_model
 
     with pytest.raises(CheckpointError, match="must be a recogniser, but is a language model"):
@@ -235,9 +234,8 @@ def test_each_kind_of_checkpoint_is_refused_where_the_other_is_needed(trained, t
     status, _, err = call(main, "evaluate", trained / "tiny.pt", "dev.jsonl")
     assert status == 1
     assert "must be a recogniser" in err
-    init = dataclasses.replace(tiny_config.init, checkpoint=trained / "tiny.pt")
     with pytest.raises(CheckpointError, match=r"`init\.checkpoint` must be of a quartznet"):
-        train(dataclasses.replace(tiny_config, init=init), tmp_path / "run")
+        train(changed(tiny_config, init={"checkpoint": trained / "tiny.pt"}), tmp_path / "run")
     (tmp_path / "a.yaml").write_text(f"name: a\ninit: {{checkpoint: {trained / 'tiny.pt'}}}\nlabels: [a, b]\n")
     with pytest.raises(ConfigError, match=r"^`init\.checkpoint` must be of a recogniser, as `labels` says, but .*_xl"):
         load_run(tmp_path / "a.yaml")
