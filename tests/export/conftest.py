@@ -1,6 +1,9 @@
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import onnx
+import onnxruntime
 import pytest
 import torch
 from carnelian_training.checkpoint import build_model, publish, save
@@ -56,6 +59,12 @@ def trained(config: Config) -> CtcNetwork:
             torch.nn.init.uniform_(module.running_var, 0.5, 2.0)
             torch.nn.init.normal_(module.bias, std=0.2)
     return network
+
+
+@pytest.fixture(scope="session")
+def open_session() -> Callable[[onnx.ModelProto], onnxruntime.InferenceSession]:
+    """Opens a graph in ONNX Runtime on the CPU."""
+    return lambda graph: onnxruntime.InferenceSession(graph.SerializeToString(), providers=["CPUExecutionProvider"])
 
 
 @pytest.fixture

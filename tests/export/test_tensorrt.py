@@ -4,7 +4,6 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 import torch
 from carnelian_export import engine, parity
@@ -31,12 +30,8 @@ def tensorrt():
     return pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx-cu12 is not installed")
 
 
-def open_session(graph: onnx.ModelProto) -> onnxruntime.InferenceSession:
-    return onnxruntime.InferenceSession(graph.SerializeToString(), providers=["CPUExecutionProvider"])
-
-
 @pytest.mark.parametrize("fixture", ["network", "jasper"])
-def test_the_shaped_graph_says_of_a_batch_what_each_clip_alone_says(fixture, clips, frames, request):
+def test_the_shaped_graph_says_of_a_batch_what_each_clip_alone_says(fixture, clips, frames, request, open_session):
     network = request.getfixturevalue(fixture)
     session = open_session(export_shaped(network, torch.float32))
     batch, lengths = run(session, clips, frames)
@@ -48,7 +43,7 @@ def test_the_shaped_graph_says_of_a_batch_what_each_clip_alone_says(fixture, cli
         assert not batch[row, end:].any()
 
 
-def test_rows_of_one_request_are_as_long_as_its_clips(network, clips):
+def test_rows_of_one_request_are_as_long_as_its_clips(network, clips, open_session):
     session = open_session(export_shaped(network, torch.float32))
     inputs = make_inputs([clips[2]] * 3, [200] * 3)
     expected, _ = session.run(None, inputs)
@@ -57,7 +52,7 @@ def test_rows_of_one_request_are_as_long_as_its_clips(network, clips):
     np.testing.assert_array_equal(session.run(None, inputs)[0], expected)
 
 
-def test_a_long_clip_beside_a_request_of_several_rows_is_heard_to_its_end(network, clips, frames):
+def test_a_long_clip_beside_a_request_of_several_rows_is_heard_to_its_end(network, clips, frames, open_session):
     session = open_session(export_shaped(network, torch.float32))
     long, short = clips[2], clips[1]
     inputs = make_inputs([long, *[short] * 3], [frames[2], *[frames[1]] * 3])
@@ -71,7 +66,7 @@ def test_no_size_in_the_shaped_graph_follows_from_a_value(network):
     graph = export_shaped(network, torch.float32).graph
     made_by = {output: node for node in graph.node for output in node.output}
 
-    def sources(name: str) -> set[str]:
+    def sources(name):
         node = made_by.get(name)
         if node is None:
             return {name}
@@ -82,7 +77,7 @@ def test_no_size_in_the_shaped_graph_follows_from_a_value(network):
             assert not set().union(*(sources(name) for name in node.input)) & set(SHAPED_INPUTS)
 
 
-def test_a_bad_value_stays_in_its_row_of_the_shaped_graph(network, clips, frames):
+def test_a_bad_value_stays_in_its_row_of_the_shaped_graph(network, clips, frames, open_session):
     session = open_session(export_shaped(network, torch.float16))
     before, _ = run(session, clips, frames)
     clips[1][:] = np.nan
@@ -189,7 +184,7 @@ def test_another_networks_engines_are_not_taken_from_the_cache(tmp_path, config,
     assert "set up otherwise" not in caplog.text
 
 
-def test_a_row_has_room_for_the_longest_clip_and_no_more(network):
+def test_a_row_has_room_for_the_longest_clip_and_no_more(network, open_session):
     session = open_session(export_shaped(network, torch.float32, hop_samples=160))
     for frames, rows in ((6001, 6001), (7000, 6001)):  # 60 s, and what no feature stage lets through
         log_probs, _ = run(session, [np.zeros((64, frames), np.float32)], [frames])
@@ -204,17 +199,23 @@ def fits(batch, shapes):
     )
 
 
-def compare_within(profiles, network):
-    session = open_session(export_shaped(network, torch.float32))
+@pytest.fixture
+def compare_within(open_session):
+    """Compares the shaped graph with PyTorch, as exports do, on batches that all of the profiles take."""
 
-    def score_in_profiles(clips, lengths):
-        assert all(fits(make_inputs(clips, lengths), shapes) for shapes in profiles)
-        return run(session, clips, lengths)
+    def compare_within(profiles, network):
+        session = open_session(export_shaped(network, torch.float32))
 
-    compare(score_in_profiles, network, "fp32", "the graph")
+        def score_in_profiles(clips, lengths):
+            assert all(fits(make_inputs(clips, lengths), shapes) for shapes in profiles)
+            return run(session, clips, lengths)
+
+        compare(score_in_profiles, network, "fp32", "the graph")
+
+    return compare_within
 
 
-def test_every_profile_takes_the_batches_that_an_engine_is_compared_on(network):
+def test_every_profile_takes_the_batches_that_an_engine_is_compared_on(network, compare_within):
     compare_within([shapes_of(profile, 32, 64, 160) for profile in choose_profiles(32)], network)
 
 
@@ -273,7 +274,7 @@ def wav2vec2(request):
     return network
 
 
-def test_the_shaped_graph_of_waveforms_says_of_a_batch_what_each_clip_alone_says(wav2vec2):
+def test_the_shaped_graph_of_waveforms_says_of_a_batch_what_each_clip_alone_says(wav2vec2, open_session):
     session = open_session(export_shaped(wav2vec2, torch.float32))
     rng = np.random.default_rng(0)
     samples = [130, 2611, 8000, 129, 4000]
@@ -300,7 +301,7 @@ def test_an_engine_of_waveforms_is_built_and_configured(wav2vec2, tmp_path, monk
     assert list(read_config(folder / "config.pbtxt").input[0].dims) == [-1]
 
 
-def test_every_profile_of_waveforms_takes_the_batches_that_an_engine_is_compared_on():
+def test_every_profile_of_waveforms_takes_the_batches_that_an_engine_is_compared_on(compare_within):
     small = Wav2Vec2Config(width=8, heads=2, layers=1, feed_forward=8, conv_channels=(4,) * 7, position_groups=2)
     torch.manual_seed(0)
     profiles = [shapes_of(profile, 8, None, 1) for profile in choose_profiles(8)]

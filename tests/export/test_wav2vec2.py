@@ -66,12 +66,10 @@ def built(kind: str, **model: object):
 
 
 @pytest.fixture(scope="module", params=KINDS)
-def exported(request, tmp_path_factory):
+def exported(request, open_session):
     """A network and its graph in ONNX Runtime."""
     _, network = built(request.param)
-    path = tmp_path_factory.mktemp("graph") / "model.onnx"
-    onnx.save(export_ragged(network), path)
-    return network, onnxruntime.InferenceSession(str(path))
+    return network, open_session(export_ragged(network))
 
 
 @pytest.fixture
@@ -120,13 +118,12 @@ def test_a_bad_value_stays_in_its_row_and_lengths_are_told_as_they_came(exported
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.01])
-def test_a_minute_of_silence_with_an_offset_is_heard_as_in_pytorch(tmp_path, noise):
+def test_a_minute_of_silence_with_an_offset_is_heard_as_in_pytorch(open_session, noise):
     """Its mean is a sum of 192,000 numbers, and what is wrong with it is multiplied by 316."""
     _, network = built("base", **PUBLISHED_STRIDES)
-    onnx.save(export_ragged(network), tmp_path / "model.onnx")
     clip = 0.5 + noise * np.random.default_rng(0).standard_normal(960_000, np.float32)
     expected, end = score(network, clip, len(clip))
-    found, _ = run(onnxruntime.InferenceSession(str(tmp_path / "model.onnx")), [clip], [len(clip)])
+    found, _ = run(open_session(export_ragged(network)), [clip], [len(clip)])
     np.testing.assert_allclose(found[0, :end], expected, atol=5e-4)
 
 
@@ -136,10 +133,9 @@ def test_rows_without_samples_pass(exported):
     assert not lengths.any()
 
 
-def test_the_padded_form_says_the_same(exported, clips, tmp_path):
+def test_the_padded_form_says_the_same(exported, clips, open_session):
     network, session = exported
-    onnx.save(export_padded(network), tmp_path / "padded.onnx")
-    padded = onnxruntime.InferenceSession(str(tmp_path / "padded.onnx"))
+    padded = open_session(export_padded(network))
     batch = np.stack([np.pad(clip, (0, 8000 - len(clip))) for clip in clips])[:, None]
     lengths = np.array(SAMPLES, np.int32)[:, None]
     log_probs, ends = padded.run(list(OUTPUTS), {"FEATURES": batch, "FEATURE_LENGTH": lengths})
@@ -178,13 +174,12 @@ def test_float16_stays_within_its_tolerance(kind, tmp_path):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_norms_and_attention_over_a_long_loud_clip_in_float16_stay_within_the_tolerance(kind, tmp_path):
+def test_norms_and_attention_over_a_long_loud_clip_in_float16_stay_within_the_tolerance(kind, open_session):
     _, network = built(kind)
-    onnx.save(export_ragged(network, torch.float16), tmp_path / "model.onnx")
     clip = 20 * np.random.default_rng(0).standard_normal(320_000, np.float32)
     expected, frames = score(network, clip, len(clip))
     assert frames == 2499
-    found, _ = run(onnxruntime.InferenceSession(str(tmp_path / "model.onnx")), [clip], [len(clip)])
+    found, _ = run(open_session(export_ragged(network, torch.float16)), [clip], [len(clip)])
     difference = np.abs(found[0] - expected)
     assert 1e-5 < difference.max() <= TOLERANCES["fp16"].worst
     assert difference.mean() <= TOLERANCES["fp16"].mean
