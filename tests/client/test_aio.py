@@ -41,6 +41,12 @@ def run(endpoint, retry):
     return run
 
 
+async def asked(triton, *calls):
+    """Waits until the server has as many requests as there are calls, or one of them has ended."""
+    while len(triton.requests) < len(calls) and not any(call.done() for call in calls):
+        await asyncio.sleep(0.01)
+
+
 def public(kind):
     return {n: m for n, m in inspect.getmembers(kind, inspect.isfunction) if not n.startswith("_")}
 
@@ -121,8 +127,7 @@ def test_a_call_that_nobody_waits_for_ends_by_itself(run, triton, wav, make_resu
     async def use(client):
         while not triton.requests:  # the time may be over before anything is sent
             task = asyncio.create_task(client.transcribe(wav, timeout_s=0.5 if is_late else 60))
-            while not triton.requests and not task.done():
-                await asyncio.sleep(0.01)
+            await asked(triton, task)
             if not is_late:
                 task.cancel()
             with pytest.raises(DeadlineExceeded if is_late else asyncio.CancelledError):
@@ -190,8 +195,7 @@ def test_a_call_that_the_other_side_cancels_is_made_again(run, triton, wav):
 def test_closing_ends_calls_in_flight_and_cancels_no_task(run, triton, wav, late):
     async def use(client):
         task = asyncio.create_task(client.transcribe(wav))
-        while not triton.requests and not task.done():
-            await asyncio.sleep(0.01)
+        await asked(triton, task)
         await client.close()
         with pytest.raises(TransportError, match="closed"):
             await task
@@ -203,8 +207,7 @@ def test_closing_ends_calls_in_flight_and_cancels_no_task(run, triton, wav, late
 def test_closing_leaves_nothing_to_the_next_event_loop(run, triton, wav, late, caplog):
     async def give_up(client):
         calls = [asyncio.create_task(client.transcribe(wav)) for _ in range(8)]
-        while len(triton.requests) < 8 and not any(call.done() for call in calls):
-            await asyncio.sleep(0.01)
+        await asked(triton, *calls)
         assert all(call.cancel() for call in calls)
         await asyncio.wait(calls)
         assert len(asyncio.all_tasks()) > 1  # a call that nobody waits for ends by itself
@@ -220,8 +223,7 @@ def test_closing_leaves_nothing_to_the_next_event_loop(run, triton, wav, late, c
 def test_closing_ends_calls_between_two_attempts(run, triton, wav):
     async def use(client):
         task = asyncio.create_task(client.transcribe(wav))
-        while not triton.requests and not task.done():
-            await asyncio.sleep(0.001)
+        await asked(triton, task)
         await asyncio.sleep(0.2)  # the answer comes, and the wait begins
         await client.close()
         with pytest.raises(TransportError, match="closed"):
@@ -235,8 +237,7 @@ def test_closing_ends_calls_between_two_attempts(run, triton, wav):
 def test_a_cancelled_task_stays_cancelled_when_the_client_is_closed(run, triton, wav, late):
     async def use(client):
         task = asyncio.create_task(client.transcribe(wav))
-        while not triton.requests and not task.done():
-            await asyncio.sleep(0.01)
+        await asked(triton, task)
         task.cancel()
         await client.close()
         with pytest.raises(asyncio.CancelledError):

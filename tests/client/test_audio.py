@@ -12,10 +12,17 @@ from carnelian_client._decoding import BLOCK_FRAMES
 RATE = 8000
 
 
-def file_of(samples, fmt, subtype=None):
+def file_of(samples, fmt, subtype=None, rate=RATE, **options):
     sink = io.BytesIO()
-    soundfile.write(sink, samples, RATE, format=fmt, subtype=subtype)
+    soundfile.write(sink, samples, rate, format=fmt, subtype=subtype, **options)
     return sink.getvalue()
+
+
+def piped(file):
+    """As an encoder writes a FLAC or MP3 file that cannot go back: its beginning does not count what follows."""
+    if file.startswith(b"fLaC"):
+        return file[:21] + bytes([file[21] & 0xF0]) + bytes(4) + file[26:]
+    return file[file.index(file[:2], 100) :]
 
 
 @pytest.fixture
@@ -40,10 +47,9 @@ def test_what_the_server_reads_goes_as_it_is(noise, fmt, tmp_path, encode):
     [("WAV", None), ("WAV", "BIG"), ("AIFF", None), ("AIFF", "LITTLE"), ("FLAC", None), ("OGG", None), ("MP3", None)],
 )
 def test_nothing_is_lost_behind_a_tag(noise, fmt, endian, num_bytes, encode):
-    sink = io.BytesIO()
-    soundfile.write(sink, noise, RATE, format=fmt, endian=endian)
+    file = file_of(noise, fmt, endian=endian)
     tag = b"ID3\4\0\0\0\0" + bytes([num_bytes >> 7, num_bytes & 127]) + bytes(num_bytes)
-    assert encode(tag + sink.getvalue()) == encode(sink.getvalue())
+    assert encode(tag + file) == encode(file)
 
 
 @pytest.mark.parametrize("riff_size", [0, 36])
@@ -63,9 +69,8 @@ def test_nothing_is_looked_for_behind_what_is_no_chunk(noise, encode):
 
 def test_flac_that_was_written_to_a_pipe_is_sent_with_its_length(noise, encode, read):
     closed = file_of(noise, "FLAC", "PCM_24")
-    piped = closed[:21] + bytes([closed[21] & 0xF0]) + bytes(4) + closed[26:]
-    assert soundfile.info(io.BytesIO(piped)).frames > 2**36
-    sent = encode(piped)
+    assert soundfile.info(io.BytesIO(piped(closed))).frames > 2**36
+    sent = encode(piped(closed))
     assert soundfile.info(io.BytesIO(sent)).subtype_info == "Signed 24 bit PCM"
     np.testing.assert_array_equal(read(sent)[0], read(closed)[0])
 
@@ -107,48 +112,46 @@ def test_mp3_of_many_blocks_is_decoded_as_one(encode, read):
     """A frame of few bits leaves some to those after it, which a decoder that begins there does not have."""
     time_s = np.arange(10 * 44100) / 44100
     bursts = np.random.default_rng(0).uniform(-0.5, 0.5, len(time_s)) * (np.sin(2 * np.pi * 3 * time_s) > 0.5)
-    sink = io.BytesIO()
-    soundfile.write(sink, bursts, 44100, format="MP3", bitrate_mode="VARIABLE", compression_level=0.9)
+    sound = file_of(bursts, "MP3", rate=44100, bitrate_mode="VARIABLE", compression_level=0.9)
     assert len(bursts) > 5 * BLOCK_FRAMES
-    np.testing.assert_allclose(read(encode(sink.getvalue()))[0], read(sink.getvalue())[0], atol=1e-6)
+    np.testing.assert_allclose(read(encode(sound))[0], read(sound)[0], atol=1e-6)
+
+
+def file_of_two_parts(loud_first):
+    """An MP3 file of variable bit rate: a second of noise, and three of a quiet tone."""
+    loud, quiet = np.random.default_rng(0).uniform(-0.5, 0.5, RATE), np.sin(np.arange(3 * RATE) / 13) / 10
+    sound = np.concatenate([loud, quiet] if loud_first else [quiet, loud])
+    return file_of(sound, "MP3", bitrate_mode="VARIABLE", compression_level=0.6)
 
 
 @pytest.mark.parametrize("loud_first", [True, False])
 @pytest.mark.parametrize("tail", ["whole", "cut", "tagged", "pictured"])
 def test_mp3_that_was_written_to_a_pipe_is_decoded_to_its_end(tail, loud_first, encode, read):
     """It counts no frames, and libsndfile guesses their number by the bit rate of the first."""
-    loud, quiet = np.random.default_rng(0).uniform(-0.5, 0.5, RATE), np.sin(np.arange(3 * RATE) / 13) / 10
-    sink = io.BytesIO()
-    sound = np.concatenate([loud, quiet] if loud_first else [quiet, loud])
-    soundfile.write(sink, sound, RATE, format="MP3", bitrate_mode="VARIABLE", compression_level=0.6)
-    counted = sink.getvalue()
+    counted = file_of_two_parts(loud_first)
     assert b"Xing" in counted[:200]
-    piped = counted[counted.index(counted[:2], 100) :]
-    assert soundfile.info(io.BytesIO(piped)).frames < len(sound) / 2
+    uncounted = piped(counted)
+    assert soundfile.info(io.BytesIO(uncounted)).frames < 2 * RATE
     picture = np.random.default_rng(0).bytes(200_000)
-    piped = {
-        "whole": piped,
-        "cut": piped[:-50],
-        "tagged": piped + b"APETAGEX" + bytes(3000),
-        "pictured": piped + b"APETAGEX" + bytes(3000) + picture,
+    file = {
+        "whole": uncounted,
+        "cut": uncounted[:-50],
+        "tagged": uncounted + b"APETAGEX" + bytes(3000),
+        "pictured": uncounted + b"APETAGEX" + bytes(3000) + picture,
     }[tail]
-    assert len(read(encode(piped))[0]) == pytest.approx(len(sound), abs=1500)
+    assert len(read(encode(file))[0]) == pytest.approx(4 * RATE, abs=1500)
 
 
 @pytest.mark.parametrize("seconds", [3, 120])
 def test_mp3_that_is_damaged_in_the_middle_is_refused(seconds, encode):
-    sound = file_of(np.random.default_rng(0).uniform(-0.5, 0.5, seconds * RATE), "MP3")
-    piped = sound[sound.index(sound[:2], 100) :]
-    middle = len(piped) // 3
+    sound = piped(mp3(seconds))
+    middle = len(sound) // 3
     with pytest.raises(InvalidAudio, match="libsndfile cannot decode it"):
-        encode(piped[:middle] + bytes(5000) + piped[middle:])
+        encode(sound[:middle] + bytes(5000) + sound[middle:])
 
 
-def mp3(seconds, rate=RATE, *, is_counted=True):
-    sink = io.BytesIO()
-    soundfile.write(sink, np.random.default_rng(0).uniform(-0.5, 0.5, round(seconds * rate)), rate, format="MP3")
-    sound = sink.getvalue()
-    return sound if is_counted else sound[sound.index(sound[:2], 100) :]
+def mp3(seconds, rate=RATE, **options):
+    return file_of(np.random.default_rng(0).uniform(-0.5, 0.5, seconds * rate), "MP3", rate=rate, **options)
 
 
 PICTURE = b"ID3\4\0\0\0\x12\x27\x60" + np.random.default_rng(0).bytes(300_000)
@@ -159,7 +162,7 @@ PICTURE = b"ID3\4\0\0\0\x12\x27\x60" + np.random.default_rng(0).bytes(300_000)
     [
         mp3(3) + mp3(3),
         mp3(3) + mp3(3, 44_100),
-        mp3(3, is_counted=False) + mp3(3, 44_100, is_counted=False),
+        piped(mp3(3)) + piped(mp3(3, 44_100)),
         mp3(3) + mp3(1),
         mp3(3) + PICTURE + mp3(2),
     ],
@@ -174,8 +177,7 @@ def test_of_mp3_files_one_behind_the_other_none_is_lost_silently(joined, encode)
 def test_of_flac_files_one_behind_the_other_none_is_lost_silently(noise, between, encode):
     flac = file_of(noise, "FLAC")
     bare = flac[:4] + b"\x80" + flac[5:42] + flac[-500:]  # without another block than the first
-    piped = flac[:21] + bytes([flac[21] & 0xF0]) + bytes(4) + flac[26:]
-    for joined in (flac + between + flac, flac + between + bare, piped + between + piped):
+    for joined in (flac + between + flac, flac + between + bare, piped(flac) + between + piped(flac)):
         with pytest.raises(InvalidAudio, match=r"FLAC files one behind the other, .* send each by itself"):
             encode(joined)
     assert encode(flac + between) == flac + between
@@ -209,7 +211,7 @@ def test_ogg_that_the_server_refuses_is_decoded_here(noise, encode, read):
 
 
 def test_mp3_files_that_make_one_are_one(encode, read):
-    assert len(read(encode(mp3(3, is_counted=False) * 2))[0]) == pytest.approx(6 * RATE, abs=3000)
+    assert len(read(encode(piped(mp3(3)) * 2))[0]) == pytest.approx(6 * RATE, abs=3000)
 
 
 @pytest.mark.parametrize(
@@ -223,12 +225,7 @@ def test_what_follows_an_mp3_file_and_is_none_does_no_harm(tail, encode, read):
 
 @pytest.mark.parametrize("flags", [0, 1])
 def test_mp3_whose_header_has_no_count_is_decoded_to_its_end(flags, encode, read):
-    loud, quiet = np.random.default_rng(0).uniform(-0.5, 0.5, RATE), np.sin(np.arange(3 * RATE) / 13) / 10
-    sink = io.BytesIO()
-    soundfile.write(
-        sink, np.concatenate([quiet, loud]), RATE, format="MP3", bitrate_mode="VARIABLE", compression_level=0.6
-    )
-    sound = bytearray(sink.getvalue())
+    sound = bytearray(file_of_two_parts(loud_first=False))
     place = sound.index(b"Xing")
     sound[place + 4 : place + 12] = struct.pack(">II", flags, 0)
     assert len(read(encode(bytes(sound)))[0]) == pytest.approx(4 * RATE, abs=1500)
@@ -246,21 +243,17 @@ def test_raw_samples_are_no_mp3(first, encode):
 @pytest.mark.parametrize("bit_rate", [0, 0.99], ids=["most", "least"])
 @pytest.mark.parametrize("rate", [8000, 16000, 24000, 44100, 48000])
 def test_mp3_of_every_kind_is_one(rate, bit_rate, encode, read):
-    sink = io.BytesIO()
-    sound = np.random.default_rng(0).uniform(-0.5, 0.5, rate)
-    soundfile.write(sink, sound, rate, format="MP3", bitrate_mode="CONSTANT", compression_level=bit_rate)
-    whole = sink.getvalue()
-    for sound in (whole, whole[whole.index(whole[:2], 100) :]):
+    whole = mp3(1, rate, bitrate_mode="CONSTANT", compression_level=bit_rate)
+    for sound in (whole, piped(whole)):
         assert len(read(encode(sound))[0]) == pytest.approx(rate, abs=3000)
 
 
 @pytest.mark.parametrize("rate", [65537, 96153, 655360])
 def test_a_rate_that_flac_has_not_is_kept(noise, rate, encode, read):
-    sink = io.BytesIO()
-    soundfile.write(sink, noise, rate, format="AIFF", subtype="PCM_16")
-    samples, sent_rate = read(encode(sink.getvalue()))
+    file = file_of(noise, "AIFF", "PCM_16", rate)
+    samples, sent_rate = read(encode(file))
     assert sent_rate == rate
-    np.testing.assert_array_equal(samples, read(sink.getvalue())[0])
+    np.testing.assert_array_equal(samples, read(file)[0])
 
 
 def test_a_small_file_may_not_fill_the_memory(monkeypatch, encode, read):
@@ -273,7 +266,7 @@ def test_a_small_file_may_not_fill_the_memory(monkeypatch, encode, read):
 
 def test_what_a_header_claims_beyond_the_end_is_not_sent(encode, read):
     """An MP3 that is cut short, as by a download that broke off."""
-    sound = file_of(np.random.default_rng(0).uniform(-0.5, 0.5, 40 * RATE), "MP3")
+    sound = mp3(40)
     cut = sound[: len(sound) // 3]
     assert soundfile.info(io.BytesIO(cut)).frames == 40 * RATE
     assert len(read(encode(cut))[0]) == pytest.approx(40 * RATE / 3, rel=0.1)

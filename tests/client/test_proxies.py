@@ -5,9 +5,7 @@ import ssl
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import grpc
 import numpy as np
@@ -19,7 +17,7 @@ SCRIPT = runpy.run_path(str(Path(__file__).parents[2] / "serving" / "docs" / "pr
 
 
 @pytest.fixture(scope="module", params=SCRIPT["PROXIES"])
-def proxy(request, server, tmp_path_factory) -> Iterator[Any]:
+def proxy(request, server, tmp_path_factory):
     """A `Proxy` of the script that runs."""
     try:
         SCRIPT["find"](request.param)
@@ -78,7 +76,7 @@ def test_http_passes_nginx_with_a_content_type_that_triton_survives(proxy, wav):
 
 
 def test_the_script_ends_if_an_event_cannot_be_made(proxy, server):
-    def fail(*_: object) -> None:
+    def fail(*_):
         raise ConnectionRefusedError("no stats socket")
 
     with pytest.raises(ConnectionRefusedError, match="no stats socket"):

@@ -91,7 +91,7 @@ def certificates(tmp_path_factory) -> Path:
     """A private authority, what it signed for a server on 127.0.0.1 and for a client, and a stranger of its own."""
     folder = tmp_path_factory.mktemp("certificates")
 
-    def openssl(*words: str) -> None:
+    def openssl(*words):
         subprocess.run(["openssl", *words], cwd=folder, check=True, capture_output=True)
 
     new_key = ("-newkey", "rsa:2048", "-nodes")
@@ -107,7 +107,7 @@ def certificates(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def start_tls_endpoint(certificates, start_endpoint):
-    def start(*, wants_client_certificate: bool):
+    def start(*, wants_client_certificate):
         pair = ((certificates / "server.key").read_bytes(), (certificates / "server.pem").read_bytes())
         ca = (certificates / "ca.pem").read_bytes() if wants_client_certificate else None
         credentials = grpc.ssl_server_credentials([pair], ca, wants_client_certificate)
