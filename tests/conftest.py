@@ -1,19 +1,24 @@
-"""A server for every test that speaks to one: carnelian-serve, or a container with `--triton-image`."""
+"""A server for every test that speaks to one: carnelian-serve, or a container with `--triton-image`; its models."""
 
 import base64
+import collections
 import contextlib
+import functools
 import io
+import json
 import math
 import os
 import resource
 import shutil
 import signal
 import subprocess
+import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -21,9 +26,31 @@ import pytest
 import sentencepiece
 from carnelian_serving.addresses import held_ports
 from carnelian_serving.launcher import Server
+from tritonclient import grpc as triton
+from tritonclient.utils import np_to_triton_dtype
 
 ROOT = Path(__file__).parents[1]
 CONTAINER_READY_TIMEOUT_S = 300
+ANSWER_TIMEOUT_S = 60
+LANGUAGE_MODEL = """
+<ir_version: 8, opset_import: ["" : 17]>
+tiny (int64[rows, time] TOKENS, int64[rows] TOKEN_LENGTH) => (float[rows] LOG_PROB)
+<int64 zero = {0}, int64 one = {1}, int64[1] last = {1}, float nothing = {0}>
+{
+  each = Gather(table, TOKENS)
+  shape = Shape(TOKENS)
+  end_of_time = Gather(shape, one)
+  places = Range(zero, end_of_time, one)
+  lengths = Unsqueeze(TOKEN_LENGTH, last)
+  is_real = Less(places, lengths)
+  real = Where(is_real, each, nothing)
+  sum = ReduceSum<keepdims = 0>(real, last)
+  LOG_PROB = Add(sum, end)
+}
+"""
+"""As ONNX writes graphs; `table` has what each token gets, and `end` what an end."""
+
+Answer = dict[str, np.ndarray]
 
 # Many tests ask for equal bits, or for the words of a machine without a GPU.
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
@@ -122,34 +149,12 @@ def _write_language_model(
     log_prob = log_prob or (lambda character: -1.0 - ord(character) % 7 / 4)
     table = [log_prob(piece) if len(piece) == 1 else -100.0 for piece in pieces]
     end = math.log(0.25)
-    constants = {"table": np.float32(table), "end": np.float32(end), "zero": np.int64(0), "one": np.int64(1)}
-    constants |= {"last": np.array([1], np.int64), "nothing": np.float32(0)}
-    helper = onnx.helper
-    nodes = [
-        helper.make_node("Gather", ["table", "TOKENS"], ["each"]),
-        helper.make_node("Shape", ["TOKENS"], ["shape"]),
-        helper.make_node("Gather", ["shape", "one"], ["time"]),
-        helper.make_node("Range", ["zero", "time", "one"], ["places"]),
-        helper.make_node("Unsqueeze", ["TOKEN_LENGTH", "last"], ["lengths"]),
-        helper.make_node("Less", ["places", "lengths"], ["is_real"]),
-        helper.make_node("Where", ["is_real", "each", "nothing"], ["real"]),
-        helper.make_node("ReduceSum", ["real", "last"], ["sum"], keepdims=0),
-        helper.make_node("Add", ["sum", "end"], ["LOG_PROB"]),
-    ]
-    graph = helper.make_graph(
-        nodes,
-        "tiny",
-        [
-            helper.make_tensor_value_info("TOKENS", onnx.TensorProto.INT64, ["rows", "time"]),
-            helper.make_tensor_value_info("TOKEN_LENGTH", onnx.TensorProto.INT64, ["rows"]),
-        ],
-        [helper.make_tensor_value_info("LOG_PROB", onnx.TensorProto.FLOAT, ["rows"])],
-        [onnx.numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    model = onnx.parser.parse_model(LANGUAGE_MODEL)
+    constants = {"table": np.float32(table), "end": np.float32(end)}
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(np.asarray(v), name) for name, v in constants.items())
     said = {"format": "carnelian-language-model-1", "name": "tiny", "case": case}
     said["tokenizer"] = base64.b64encode(written.getvalue()).decode()
-    helper.set_model_props(model, said | metadata)
+    onnx.helper.set_model_props(model, said | metadata)
     onnx.save(model, path)
     return dict(zip(pieces, table, strict=True)) | {"": end}
 
@@ -168,15 +173,94 @@ def shipped(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def server(request: pytest.FixtureRequest, shipped: Path) -> Iterator[Server | ContainerServer]:
+def make_server() -> Callable[..., Server]:
+    """Makes a server of a repository, on free ports, for tests that start one of their own."""
+    return functools.partial(Server, http_port=0, grpc_port=0, metrics_port=0)
+
+
+@pytest.fixture(scope="session")
+def server(
+    request: pytest.FixtureRequest, shipped: Path, make_server: Callable[..., Server]
+) -> Iterator[Server | ContainerServer]:
     """A server on a copy of the model repository; `.grpc_url`, `.http_url`, `.metrics_url`, `.log`."""
     image = request.config.getoption("--triton-image")
     if image:
         with ContainerServer(shipped, image) as running:
             yield running
     else:
-        with Server(shipped, http_port=0, grpc_port=0, metrics_port=0) as running:
+        with make_server(shipped) as running:
             yield running
+
+
+class Models:
+    """Every model of a server, stages included, as a function of arrays."""
+
+    def __init__(self, client: triton.InferenceServerClient) -> None:
+        self.client = client
+        self._sent: collections.Counter[str] = collections.Counter()
+        self._arrival = threading.Condition()
+
+    def infer(
+        self,
+        model: str,
+        *,
+        outputs: Sequence[str] = (),
+        parameters: Mapping[str, Any] | None = None,
+        request_id: str = "",
+        timeout: int | None = None,
+        **tensors: np.ndarray,
+    ) -> Answer:
+        """Sends one request, which may wait for `timeout` microseconds; returns every output, or those asked for."""
+        self._sent[model] += 1
+        wanted = [triton.InferRequestedOutput(name) for name in outputs] or None
+        options = {"parameters": parameters, "request_id": request_id, "timeout": timeout}
+        return _outputs(
+            self.client.infer(model, _inputs(tensors), outputs=wanted, client_timeout=ANSWER_TIMEOUT_S, **options)
+        )
+
+    def infer_at_once(self, model: str, requests: Sequence[Mapping[str, np.ndarray]]) -> list[Answer | Exception]:
+        """Sends all requests before it takes an answer; returns answers or errors in the order of the requests."""
+        self._sent[model] += len(requests)
+        answers: dict[int, Answer | Exception] = {}
+        with self._arrival:
+            for position, tensors in enumerate(requests):
+                self.client.async_infer(model, _inputs(tensors), functools.partial(self._keep, answers, position))
+            assert self._arrival.wait_for(lambda: len(answers) == len(requests), ANSWER_TIMEOUT_S)
+        return [answers[position] for position in range(len(requests))]
+
+    def _keep(self, answers: dict[int, Any], position: int, result: Any, error: Exception | None) -> None:
+        with self._arrival:
+            answers[position] = error or _outputs(result)
+            self._arrival.notify()
+
+    def executions(self, model: str) -> int:
+        """Returns how many batches the model has run, counting all that was sent from here."""
+        deadline = time.monotonic() + 30  # Triton counts a request after it has answered it
+        while True:
+            statistics = self.client.get_inference_statistics(model).model_stats[0]
+            counted = statistics.inference_stats.success.count + statistics.inference_stats.fail.count
+            if counted >= self._sent[model] or time.monotonic() > deadline:
+                return statistics.execution_count
+            time.sleep(0.02)
+
+
+def _inputs(tensors: Mapping[str, np.ndarray]) -> list[triton.InferInput]:
+    inputs = []
+    for name, array in tensors.items():
+        inputs.append(triton.InferInput(name, array.shape, np_to_triton_dtype(array.dtype)))
+        inputs[-1].set_data_from_numpy(array)
+    return inputs
+
+
+def _outputs(result: triton.InferResult) -> Answer:
+    return {output.name: result.as_numpy(output.name) for output in result.get_response().outputs}
+
+
+@pytest.fixture(scope="session")
+def connect() -> Iterator[Callable[[str], Models]]:
+    """Connects to the models of a server by its gRPC URL; the connections are closed at the end."""
+    with contextlib.ExitStack() as stack:
+        yield lambda url: Models(stack.enter_context(triton.InferenceServerClient(url)))
 
 
 @pytest.fixture
@@ -198,6 +282,23 @@ def call(
     yield run
     for number, handler in handlers.items():  # commands set their own
         signal.signal(number, handler)
+
+
+@pytest.fixture(scope="session")
+def write_rows() -> Callable[[Path, Iterable[Mapping[str, Any]]], Path]:
+    """Writes a manifest, or another file of JSON lines; returns its path."""
+
+    def write(path: Path, rows: Iterable[Mapping[str, Any]]) -> Path:
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return path
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def read_rows() -> Callable[[Path], list[dict[str, Any]]]:
+    """Reads a file of JSON lines."""
+    return lambda path: list(map(json.loads, path.read_text().splitlines()))
 
 
 @pytest.fixture

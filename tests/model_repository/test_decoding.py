@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from carnelian_client import CarnelianClient, InvalidOption
-from carnelian_serving.launcher import Server
 from carnelian_training.checkpoint import load_model
 from carnelian_training.ctc import Decoder
 from carnelian_training.data.manifest import read_manifest
@@ -50,18 +49,18 @@ def test_served_is_offline(sdk, options):
     assert served == list(offline.transcripts)
 
 
-def test_requests_with_different_options_share_a_batch(models, sdk, clip):
+def test_requests_with_different_options_share_a_batch(batch_sizes_of, sdk, clip):
     alone = [sdk.transcribe(clip, **options).raw for options in OPTIONS]
     answers = {}
 
-    def send() -> None:
+    def send():
         with concurrent.futures.ThreadPoolExecutor(16) as pool:
             wanted = OPTIONS * 4
             results = pool.map(lambda options: sdk.transcribe(clip, **options).raw, wanted)
             answers.update(enumerate(results))
 
     for _ in range(5):  # batches form by themselves, not on demand
-        batches = models.batch_sizes_of(f"{MODEL}_ctc", 4 * len(OPTIONS), send)
+        batches = batch_sizes_of(f"{MODEL}_ctc", 4 * len(OPTIONS), send)
         for i, answer in answers.items():
             expected = alone[i % len(OPTIONS)]
             assert answer | {"request_id": ""} == dict(expected) | {"request_id": ""}
@@ -93,7 +92,7 @@ def test_bytes_that_are_no_text_fail_their_request_alone(server):
         {"name": "LOG_PROB_LENGTH", "datatype": "INT32", "shape": [1, 1], "data": [50]},
     ]
 
-    def post(**fields: object) -> dict[str, object]:
+    def post(**fields):
         body = json.dumps({"inputs": tensors, **fields}).replace("NOT UTF-8", "\xff").encode("latin-1")
         request = urllib.request.Request(f"http://{server.http_url}/v2/models/{MODEL}_ctc/infer", body)
         with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request) as answer:
@@ -106,27 +105,27 @@ def test_bytes_that_are_no_text_fail_their_request_alone(server):
     assert b"must be text in UTF-8" in failure.value.read()
 
 
-def test_an_error_of_the_decoder_is_one_clips_alone(tmp_path, connect):
+def test_an_error_of_the_decoder_is_one_clips_alone(tmp_path, connect, make_server):
     shutil.copytree(ROOT / "model_repository" / f"{MODEL}_ctc", tmp_path / f"{MODEL}_ctc")
     package = tmp_path / f"{MODEL}_ctc" / "1" / "ctc" / "greedy.py"
     fault = "    assert all(len(clip) != 7 for clip in clips)\n    if not clips:\n"
     package.write_text(package.read_text().replace("    if not clips:\n", fault))
     lengths = np.array([[50], [7], [50]], np.int32)
-    with Server(tmp_path, http_port=0, grpc_port=0, metrics_port=0) as running:
+    with make_server(tmp_path) as running:
         answer = connect(running.grpc_url).infer(f"{MODEL}_ctc", LOG_PROBS=scores(), LOG_PROB_LENGTH=lengths)
     results = [json.loads(text) for text in answer["RESULT"][:, 0]]
     assert ["error" in result for result in results] == [False, True, False]
     assert "not decoded" in results[1]["error"]
 
 
-def test_without_kenlm_a_model_still_decodes_greedily(tmp_path, connect):
+def test_without_kenlm_a_model_still_decodes_greedily(tmp_path, connect, make_server):
     shutil.copytree(ROOT / "model_repository" / f"{MODEL}_ctc", tmp_path / f"{MODEL}_ctc")
     program = tmp_path / f"{MODEL}_ctc" / "1" / "model.py"
     source = program.read_text()
     assert source.count("\nimport asyncio") == 1
     program.write_text(source.replace("\nimport asyncio", '\nimport sys\nsys.modules["kenlm"] = None\nimport asyncio'))
     inputs = {"LOG_PROBS": scores(), "LOG_PROB_LENGTH": np.array([[50], [50], [50]], np.int32)}
-    with Server(tmp_path, http_port=0, grpc_port=0, metrics_port=0) as running:
+    with make_server(tmp_path) as running:
         client = connect(running.grpc_url)
         results = [json.loads(text) for text in client.infer(f"{MODEL}_ctc", **inputs)["RESULT"][:, 0]]
         with pytest.raises(InferenceServerException, match="decoder must be one of greedy, beam"):

@@ -18,7 +18,7 @@ def without_times(lines: list[str]) -> list[str]:
     return [NUMBER.sub("0", line) if re.match(r"ready|  (time|  )", line) else line for line in lines]
 
 
-def test_readme_shows_what_the_demo_prints() -> None:
+def test_readme_shows_what_the_demo_prints():
     readme = (ROOT / "README.md").read_text()
     shown = re.search(r"The demo prints:\n\n(.*?)\n\n    \.\.\. and four more clips\n", readme, re.S)
     assert shown is not None
@@ -32,7 +32,7 @@ def test_readme_shows_what_the_demo_prints() -> None:
     assert sum(line.startswith("  heard") for line in printed) == 6
 
 
-def test_a_clip_that_fails_is_named_and_the_others_are_heard(tmp_path: Path) -> None:
+def test_a_clip_that_fails_is_named_and_the_others_are_heard(tmp_path):
     broken = tmp_path / "broken.wav"
     broken.write_bytes(b"RIFF")
 

@@ -9,7 +9,6 @@ from carnelian_client import CarnelianClient
 from carnelian_export.repository import write_model
 from carnelian_export.target import Target
 from carnelian_serving.backends.onnxruntime.providers import prepares_each_shape
-from carnelian_serving.launcher import Server
 from carnelian_training.checkpoint import load_model
 from google.protobuf import text_format
 from tritonclient import grpc
@@ -25,7 +24,7 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.mark.parametrize("provider", [None, "cuda"])
-def test_the_acoustic_stage_runs_on_the_gpu_and_hears_what_it_hears_on_the_cpu(tmp_path, provider):
+def test_the_acoustic_stage_runs_on_the_gpu_and_hears_what_it_hears_on_the_cpu(tmp_path, provider, make_server):
     config, network = load_model(ROOT / "demo/quartznet_demo.pt")
     write_model(tmp_path / "models", "quartznet_demo", config, network, target=Target(provider=provider))
     path = tmp_path / "models/quartznet_demo_acoustic/config.pbtxt"
@@ -35,7 +34,7 @@ def test_the_acoustic_stage_runs_on_the_gpu_and_hears_what_it_hears_on_the_cpu(t
             config = text_format.Parse(path.read_text(), pb.ModelConfig())
             config.instance_group[0].kind = pb.ModelInstanceGroup.Kind.Value(kind)
             path.write_text(text_format.MessageToString(config))
-        with Server(tmp_path / "models", http_port=0, grpc_port=0, metrics_port=0) as server:
+        with make_server(tmp_path / "models") as server:
             with grpc.InferenceServerClient(server.grpc_url) as triton:
                 config = triton.get_model_config("quartznet_demo_acoustic").config
             with CarnelianClient(server.grpc_url) as client:

@@ -71,7 +71,7 @@ def alone(models, rows) -> list[Scores]:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _speech_is_heard(alone) -> None:
+def _speech_is_heard(alone):
     """Equal texts prove something only where there is text."""
     assert all(scores.result["text"] for scores in alone)
 
@@ -92,17 +92,17 @@ def test_a_clip_says_the_same_whatever_the_length_of_its_tensor(models, rows, al
     assert_same(scores, alone[2])
 
 
-def test_a_clip_is_scored_the_same_beside_clips_of_other_requests(models, rows, alone):
+def test_a_clip_is_scored_the_same_beside_clips_of_other_requests(models, batch_sizes_of, rows, alone):
     """Requests of different lengths meet in the acoustic stage's batches."""
     minute = np.resize(rows[0], LIMIT_SAMPLES)  # comes first, so that the others meet while they wait for it
     clips = [models.infer(f"{MODEL}_features", **padded([row], len(row))) for row in [minute, *rows]]
     requests = clips[:1] + clips[1:] * 4
-    answers: list[Any] = []
+    answers = []
 
-    def send() -> None:
+    def send():
         answers.extend(models.infer_at_once(f"{MODEL}_acoustic", requests))
 
-    assert max(models.batch_sizes_of(f"{MODEL}_acoustic", len(requests), send)) > 1
+    assert max(batch_sizes_of(f"{MODEL}_acoustic", len(requests), send)) > 1
     for answer, expected in zip(answers[1:], alone * 4, strict=True):
         num_frames = answer["LOG_PROB_LENGTH"].item()
         assert num_frames == len(expected.log_probs)
@@ -110,14 +110,14 @@ def test_a_clip_is_scored_the_same_beside_clips_of_other_requests(models, rows, 
         np.testing.assert_allclose(log_probs, expected.log_probs, rtol=0, atol=LOG_PROB_TOLERANCE)
 
 
-def test_a_file_says_the_same_beside_files_of_other_requests(models, sdk, clip_files, alone):
+def test_a_file_says_the_same_beside_files_of_other_requests(batch_sizes_of, sdk, clip_files, alone):
     files = [file.tobytes() for file in clip_files.values()] * 5
-    outcomes: list[Any] = []
+    outcomes = []
 
-    def send() -> None:
+    def send():
         outcomes.extend(sdk.transcribe_many(files, concurrency=len(files)))
 
-    assert max(models.batch_sizes_of(f"{MODEL}_acoustic", len(files), send)) > 1
+    assert max(batch_sizes_of(f"{MODEL}_acoustic", len(files), send)) > 1
     for outcome, expected in zip(outcomes, alone[: len(clip_files)] * 5, strict=True):
         assert isinstance(outcome, Transcript)
         assert_same_result(dict(outcome.raw), expected.result)

@@ -15,7 +15,7 @@ RATE_HZ = 16_000
 def read(server):
     """Reads the counters: the name and its outcome, if any -> value."""
 
-    def read() -> dict[str, float]:
+    def read():
         with urllib.request.urlopen(server.metrics_url, timeout=60) as answer:
             text = answer.read().decode()
         lines = re.findall(r'^carnelian_(\w+)_total\{model="quartznet_demo"(?:,outcome="(\w+)")?\} (\S+)$', text, re.M)
@@ -28,7 +28,7 @@ def read(server):
 def count(models, read):
     """Sends rows, and tells by how much counters have moved, once so many have."""
 
-    def count(num_counters: int, **rows: np.ndarray) -> dict[str, float]:
+    def count(num_counters, **rows):
         time.sleep(0.3)  # the stage sends what it counts a moment later
         before = read()
         models.infer(f"{MODEL}_pcm", **rows)

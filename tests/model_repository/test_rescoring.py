@@ -9,7 +9,6 @@ import jsonschema
 import numpy as np
 import pytest
 from carnelian_export.model_configs import read_config
-from carnelian_serving.launcher import Server
 from carnelian_training.ctc import Decoder
 from google.protobuf import text_format
 from tritonclient.utils import InferenceServerException
@@ -37,8 +36,8 @@ def repository(tmp_path_factory, write_language_model) -> Path:
 
 
 @pytest.fixture(scope="module")
-def stage(repository, connect):
-    with Server(repository, http_port=0, grpc_port=0, metrics_port=0) as server:
+def stage(repository, connect, make_server):
+    with make_server(repository) as server:
         yield connect(server.grpc_url)
 
 

@@ -10,7 +10,6 @@ import torch
 from carnelian_client import CarnelianClient
 from carnelian_export import acoustic
 from carnelian_export.repository import write_model
-from carnelian_serving.launcher import Server
 from carnelian_training.checkpoint import build_model
 from carnelian_training.config import config_from_dict
 from carnelian_training.data.manifest import read_manifest
@@ -57,7 +56,7 @@ def train_in_two_stages(model, folder):
 
 
 @pytest.fixture(scope="module")
-def url(recognisers, tmp_path_factory):
+def url(recognisers, tmp_path_factory, make_server):
     """A server of all, one of them with its weights in a file of their own."""
     repository = tmp_path_factory.mktemp("wav2vec2")
     for name, (config, network) in recognisers.items():
@@ -65,7 +64,7 @@ def url(recognisers, tmp_path_factory):
             patch.setattr(acoustic, "MOST_BYTES", 0 if name == "german" else acoustic.MOST_BYTES)
             write_model(repository, name, config, network)
     assert [path.parts[-3] for path in repository.glob("*/1/model.onnx.data")] == ["german_acoustic"]
-    with Server(repository, http_port=0, grpc_port=0, metrics_port=0) as server:
+    with make_server(repository) as server:
         yield server.grpc_url
 
 

@@ -1,13 +1,12 @@
 """What the feature stage does with more requests than the stages behind it can work on."""
 
+import functools
 import http.server
 import shutil
 import socket
 import threading
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +19,7 @@ REFUSED = 'carnelian_refused_requests_total{model="quartznet_demo_features"} '
 
 
 @pytest.fixture
-def narrow_repository(tmp_path: Path) -> Path:
+def narrow_repository(tmp_path) -> Path:
     """The shipped models, of which few requests may wait."""
     repository = tmp_path / "models"
     shutil.copytree(ROOT / "model_repository", repository)
@@ -31,9 +30,10 @@ def narrow_repository(tmp_path: Path) -> Path:
     return repository
 
 
-def serve(repository: Path, *triton_options: str) -> Server:
-    models, ports = ["quartznet_demo_pcm"], {"http_port": 0, "grpc_port": 0, "metrics_port": 0}
-    return Server(repository, models=models, threads=1, **ports, triton_options=triton_options)  # as slow on many cores
+@pytest.fixture
+def serve(narrow_repository, make_server):
+    """Makes a server of them that is as slow on many cores."""
+    return functools.partial(make_server, narrow_repository, models=["quartznet_demo_pcm"], threads=1)
 
 
 def noise(seconds: float) -> dict[str, np.ndarray]:
@@ -41,10 +41,8 @@ def noise(seconds: float) -> dict[str, np.ndarray]:
     return {"SIGNAL": samples, "SIGNAL_LENGTH": np.int32([[samples.shape[1]]])}
 
 
-def test_requests_are_turned_away_while_as_many_wait_as_may(
-    narrow_repository: Path, connect: Callable[..., Any]
-) -> None:
-    with serve(narrow_repository) as server:
+def test_requests_are_turned_away_while_as_many_wait_as_may(serve, connect):
+    with serve() as server:
         client = connect(server.grpc_url)
         alone = client.infer("quartznet_demo_pcm", **noise(2))["TRANSCRIPT"]
         # More than two batches of 32: the first is worked on, and the second may pass before any wait.
@@ -61,22 +59,20 @@ def test_requests_are_turned_away_while_as_many_wait_as_may(
     assert float(refused.removeprefix(REFUSED)) == len(turned_away)
 
 
-def test_a_server_without_metrics_turns_nobody_away(narrow_repository: Path, connect: Callable[..., Any]) -> None:
-    with serve(narrow_repository, "--allow-metrics=false") as server:
+def test_a_server_without_metrics_turns_nobody_away(serve, connect):
+    with serve(triton_options=["--allow-metrics=false"]) as server:
         answers = connect(server.grpc_url).infer_at_once("quartznet_demo_pcm", [noise(5)] * 40)
         assert not [answer for answer in answers if isinstance(answer, Exception)]
     assert not any("cannot be read" in line for line in server.log)  # whoever has that port was asked, each time
     assert sum("no request is turned away: the server keeps no metrics" in line for line in server.log) == 1
 
 
-def test_while_the_metrics_do_not_come_in_time_no_more_pass(
-    narrow_repository: Path, connect: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_while_the_metrics_do_not_come_in_time_no_more_pass(serve, connect, monkeypatch):
     """A slow server is one that has too much to do; each more that passed cost a second of standstill besides."""
     with socket.socket() as hanging:
         hanging.bind(("127.0.0.1", 0))
         monkeypatch.setattr(Server, "metrics_url", f"http://127.0.0.1:{hanging.getsockname()[1]}/metrics")
-        with serve(narrow_repository) as server:  # the limit is met by the warm-up, before there are any metrics
+        with serve() as server:  # the limit is met by the warm-up, before there are any metrics
             hanging.listen()
             answers = connect(server.grpc_url).infer_at_once("quartznet_demo_pcm", [noise(2)] * 40)
     turned_away = [answer for answer in answers if isinstance(answer, Exception)]
@@ -85,10 +81,10 @@ def test_while_the_metrics_do_not_come_in_time_no_more_pass(
     assert sum("did not come within 1 s" in line for line in server.log) < len(turned_away)
 
 
-def test_a_name_that_no_model_has_is_said(narrow_repository: Path, connect: Callable[..., Any]) -> None:
+def test_a_name_that_no_model_has_is_said(narrow_repository, serve, connect):
     config = narrow_repository / "quartznet_demo_features" / "config.pbtxt"
     config.write_text(config.read_text().replace("quartznet_demo_acoustic,quartznet_demo_ctc", "quartznet_acoustic"))
-    with serve(narrow_repository) as server:
+    with serve() as server:
         before = len(server.log)  # lines of the warm-up, which comes before metrics
         client = connect(server.grpc_url)
         urllib.request.urlopen(server.metrics_url, timeout=60).close()  # their port opens last
@@ -97,13 +93,11 @@ def test_a_name_that_no_model_has_is_said(narrow_repository: Path, connect: Call
     assert any("the server has no model of `pending_models`" in line for line in server.log[before:])
 
 
-def test_a_page_of_something_else_is_not_taken_for_metrics(
-    narrow_repository: Path, connect: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_page_of_something_else_is_not_taken_for_metrics(serve, connect, monkeypatch):
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler) as other:  # answers 501
         threading.Thread(target=other.serve_forever, daemon=True).start()
         monkeypatch.setattr(Server, "metrics_url", f"http://127.0.0.1:{other.server_port}/metrics")
-        with serve(narrow_repository) as server:
+        with serve() as server:
             client = connect(server.grpc_url)
             for _ in range(LIMIT + 1):
                 client.infer("quartznet_demo_pcm", **noise(2))
@@ -124,8 +118,8 @@ def test_a_page_of_something_else_is_not_taken_for_metrics(
         ),
     ],
 )
-def test_a_limit_that_cannot_be_kept_is_refused(cut_repository: Path, parameters: str, advice: str) -> None:
+def test_a_limit_that_cannot_be_kept_is_refused(cut_repository, parameters, advice, make_server):
     with (cut_repository / "cut" / "config.pbtxt").open("a") as config:
         config.write(parameters)
     with pytest.raises(ServerError, match=advice):
-        Server(cut_repository, http_port=0, grpc_port=0, metrics_port=0).start()
+        make_server(cut_repository).start()

@@ -4,7 +4,6 @@ import io
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -32,7 +31,7 @@ def encode(samples: np.ndarray, rate: int = RATE, container: str = "WAV", subtyp
 
 
 @pytest.fixture(scope="module")
-def served(server: Any, connect: Callable[[str], Any]) -> Any:
+def served(server, connect):
     return connect(server.grpc_url)
 
 
@@ -59,7 +58,7 @@ def decode(served: Any, file: np.ndarray) -> tuple[np.ndarray, int]:
         ("OGG", "OPUS", LOSSY),
     ],
 )
-def test_each_format_gives_the_samples(served: Any, container: str, subtype: str, tolerance: float) -> None:
+def test_each_format_gives_the_samples(served, container, subtype, tolerance):
     wanted = tone(1.0)
     signal, length = decode(served, encode(wanted, RATE, container, subtype))
     assert length == len(signal) == RATE
@@ -68,35 +67,35 @@ def test_each_format_gives_the_samples(served: Any, container: str, subtype: str
 
 
 @pytest.mark.parametrize("rate", [8_000, 11_025, 22_050, 44_100, 48_000])
-def test_each_rate_becomes_16_khz(served: Any, rate: int) -> None:
+def test_each_rate_becomes_16_khz(served, rate):
     signal, length = decode(served, encode(tone(1.0, rate), rate))
     assert length == len(signal) == RATE
     np.testing.assert_allclose(signal[400:-400], tone(1.0)[400:-400], atol=COARSE)
 
 
-def test_channels_are_averaged(served: Any) -> None:
+def test_channels_are_averaged(served):
     stereo = np.stack([tone(0.5), np.zeros(RATE // 2)], axis=1)
     signal, _ = decode(served, encode(stereo))
     np.testing.assert_allclose(signal, tone(0.5) / 2, atol=EXACT)
 
 
-def test_an_odd_length_is_rounded_up_when_resampled(served: Any) -> None:
+def test_an_odd_length_is_rounded_up_when_resampled(served):
     signal, length = decode(served, encode(np.zeros(44_101), 44_100))
     assert length == len(signal) == RATE + 1
 
 
-def test_a_file_without_samples_has_length_0_and_one_sample(served: Any) -> None:
+def test_a_file_without_samples_has_length_0_and_one_sample(served):
     signal, length = decode(served, encode(np.zeros(0)))
     assert length == 0
     assert signal.tolist() == [0.0]
 
 
-def test_zeros_after_the_file_are_ignored(served: Any) -> None:
+def test_zeros_after_the_file_are_ignored(served):
     padded = np.concatenate([encode(tone(0.25)), np.zeros(1000, np.uint8)])
     assert decode(served, padded)[1] == RATE // 4
 
 
-def test_not_finite_samples_pass(served: Any) -> None:
+def test_not_finite_samples_pass(served):
     samples = tone(0.1)
     samples[[5, 700]] = np.nan, np.inf
     signal, length = decode(served, encode(samples, subtype="FLOAT"))
@@ -106,7 +105,7 @@ def test_not_finite_samples_pass(served: Any) -> None:
     assert decode(served, encode(samples, 8_000, subtype="FLOAT"))[1] == 3200
 
 
-def test_a_clip_of_the_limit_is_whole_and_a_longer_one_is_cut_with_an_honest_length(served: Any) -> None:
+def test_a_clip_of_the_limit_is_whole_and_a_longer_one_is_cut_with_an_honest_length(served):
     signal, length = decode(served, encode(np.zeros(LIMIT_SAMPLES)))
     assert length == len(signal) == LIMIT_SAMPLES
     signal, length = decode(served, encode(np.zeros(LIMIT_SAMPLES + 1)))
@@ -174,9 +173,9 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_a_broken_file_is_answered_in_the_words_of_dali_and_alone(served: Any, name: str) -> None:
+def test_a_broken_file_is_answered_in_the_words_of_dali_and_alone(served, name):
     files = [WAV, BROKEN[name], FLAC, BROKEN[name], WAV]
-    answers = served.infer_together("audio_decode", [{"AUDIO": file[None]} for file in files])
+    answers = served.infer_at_once("audio_decode", [{"AUDIO": file[None]} for file in files])
     for file, answer in zip(files, answers, strict=True):
         if file is BROKEN[name]:
             assert isinstance(answer, Exception)
@@ -185,7 +184,7 @@ def test_a_broken_file_is_answered_in_the_words_of_dali_and_alone(served: Any, n
             assert answer["SIGNAL_LENGTH"].item() == RATE // 2
 
 
-def test_an_id_that_is_no_text_does_no_harm(server: Any) -> None:
+def test_an_id_that_is_no_text_does_no_harm(server):
     """Triton's HTTP server lets it pass, and Python cannot read it."""
     tensor = b'{"name": "AUDIO", "datatype": "UINT8", "shape": [1, 5], "parameters": {"binary_data_size": 5}}'
     header = b'{"id": "\xff", "inputs": [%b]}' % tensor
@@ -199,43 +198,41 @@ def test_an_id_that_is_no_text_does_no_harm(server: Any) -> None:
 
 
 @pytest.mark.parametrize(("bytes_kept", "samples"), [(44, 0), (1044, 500)])
-def test_a_wav_that_ends_early_keeps_what_it_has(served: Any, bytes_kept: int, samples: int) -> None:
+def test_a_wav_that_ends_early_keeps_what_it_has(served, bytes_kept, samples):
     assert decode(served, WAV[:bytes_kept])[1] == samples
 
 
 @pytest.mark.parametrize("codec", ["VORBIS", "OPUS"])
-def test_an_ogg_file_that_is_cut_short_keeps_what_it_has(served: Any, codec: str) -> None:
+def test_an_ogg_file_that_is_cut_short_keeps_what_it_has(served, codec):
     whole = speech(48_000, 5, codec)
     page = len(b"".join(pages(whole)[:-1])) + 10  # in the middle of a header
     assert 0 < decode(served, whole[:page])[1] < 5 * RATE
     assert 0 < decode(served, whole[: whole.size * 6 // 10])[1] < decode(served, whole)[1] == 5 * RATE
 
 
-def test_a_forged_flac_length_is_an_error_and_not_an_outage(served: Any) -> None:
+def test_a_forged_flac_length_is_an_error_and_not_an_outage(served):
     forged = FLAC.copy()
     forged[21] |= 0x0F  # STREAMINFO's 36-bit number of samples
     forged[22:26] = 0xFF
-    (answer,) = served.infer_together("audio_decode", [{"AUDIO": forged[None]}])
+    (answer,) = served.infer_at_once("audio_decode", [{"AUDIO": forged[None]}])
     assert isinstance(answer, Exception)
     assert decode(served, WAV)[1] == RATE // 2
 
 
 @pytest.mark.parametrize("samples", [2**30, 2**33])
-def test_an_opus_file_that_claims_hours_is_refused_before_memory_is_taken_for_them(
-    server: Any, served: Any, samples: int
-) -> None:
+def test_an_opus_file_that_claims_hours_is_refused_before_memory_is_taken_for_them(server, served, samples):
     if not isinstance(server, Server):
         pytest.skip("the native backend bounds no memory, and would take it")
     *others, last = pages(speech(48_000))
     forged = join(*others, changed(last, count=samples))
-    (answer,) = served.infer_together("audio_decode", [{"AUDIO": forged[None]}])
+    (answer,) = served.infer_at_once("audio_decode", [{"AUDIO": forged[None]}])
     assert "too little memory for an input of this length, or of the length that it claims" in str(answer)
     assert decode(served, WAV)[1] == RATE // 2
 
 
 @pytest.mark.parametrize("codec", ["VORBIS", "OPUS"])
 @pytest.mark.parametrize("samples", [2**48, 2**61, 2**62, 2**62 + 10_312, 2**63 - 1, 2**63 + 10_312])
-def test_an_ogg_file_whose_claim_overflows_is_not_decoded(served: Any, codec: str, samples: int) -> None:
+def test_an_ogg_file_whose_claim_overflows_is_not_decoded(served, codec, samples):
     *others, last = pages(speech(48_000, codec=codec))
     for forged in (join(*others, changed(last, count=samples)), join(*others[:-1], changed(others[-1], count=samples))):
         assert decode(served, forged)[1] == UNKNOWN_LENGTH
@@ -244,18 +241,16 @@ def test_an_ogg_file_whose_claim_overflows_is_not_decoded(served: Any, codec: st
 
 @pytest.mark.parametrize("rate", [12_000, 24_000])
 @pytest.mark.parametrize("samples", [0, 100])
-def test_an_opus_file_that_ends_before_it_begins_is_an_error_and_not_an_outage(
-    served: Any, rate: int, samples: int
-) -> None:
+def test_an_opus_file_that_ends_before_it_begins_is_an_error_and_not_an_outage(served, rate, samples):
     *others, last = pages(speech(rate))
     forged = join(*others, changed(last, count=samples))
-    (answer,) = served.infer_together("audio_decode", [{"AUDIO": forged[None]}])
+    (answer,) = served.infer_at_once("audio_decode", [{"AUDIO": forged[None]}])
     assert isinstance(answer, Exception)
     assert decode(served, WAV)[1] == RATE // 2
 
 
 @pytest.mark.parametrize("rate", [RATE, 48_000])
-def test_an_opus_file_of_which_no_length_can_be_read_is_not_decoded(served: Any, rate: int) -> None:
+def test_an_opus_file_of_which_no_length_can_be_read_is_not_decoded(served, rate):
     head, *others = pages(speech(rate))
     uncounted = [changed(page, count=NO_COUNT) for page in others]
     strange = changed(others[-1], serial=1)
@@ -272,9 +267,7 @@ def test_an_opus_file_of_which_no_length_can_be_read_is_not_decoded(served: Any,
 
 @pytest.mark.parametrize(("codec", "rate"), [("VORBIS", RATE), ("OPUS", RATE), ("OPUS", 48_000)])
 @pytest.mark.parametrize("seconds", [1, 25])
-def test_ogg_files_one_behind_the_other_are_not_cut_to_the_first(
-    served: Any, codec: str, rate: int, seconds: int
-) -> None:
+def test_ogg_files_one_behind_the_other_are_not_cut_to_the_first(served, codec, rate, seconds):
     file = speech(rate, seconds, codec)
     for second in (speech(rate, seconds, codec), file):
         signal, length = decode(served, np.concatenate([file, second]))
@@ -283,7 +276,7 @@ def test_ogg_files_one_behind_the_other_are_not_cut_to_the_first(
 
 
 @pytest.mark.parametrize("rate", [8_000, 12_000, RATE, 24_000, 48_000])
-def test_opus_of_each_rate_becomes_16_khz(served: Any, rate: int) -> None:
+def test_opus_of_each_rate_becomes_16_khz(served, rate):
     signal, length = decode(served, encode(tone(1.0, rate), rate, "OGG", "OPUS"))
     assert length == len(signal) == RATE
     # At 8 kHz it rings for a tenth of a second, and by more.
@@ -291,7 +284,7 @@ def test_opus_of_each_rate_becomes_16_khz(served: Any, rate: int) -> None:
 
 
 @pytest.mark.parametrize(("rate", "channels"), [(RATE, 1), (44_100, 1), (44_100, 2)])
-def test_a_flac_file_that_was_written_to_a_pipe_is_not_decoded(served: Any, rate: int, channels: int) -> None:
+def test_a_flac_file_that_was_written_to_a_pipe_is_not_decoded(served, rate, channels):
     piped = encode(np.stack([tone(0.5, rate)] * channels, axis=1), rate, "FLAC").copy()
     piped[21] &= 0xF0  # STREAMINFO's 36-bit number of samples: 0 is unknown
     piped[22:26] = 0
@@ -304,7 +297,7 @@ def test_a_flac_file_that_was_written_to_a_pipe_is_not_decoded(served: Any, rate
     assert decode(served, FLAC)[1] == RATE // 2
 
 
-def test_more_requests_than_the_queue_holds_are_turned_away_at_once(served: Any) -> None:
+def test_more_requests_than_the_queue_holds_are_turned_away_at_once(served):
     slow = encode(np.random.default_rng(0).uniform(-1, 1, 50 * RATE), container="OGG", subtype="OPUS")
     answers = served.infer_at_once("audio_decode", [{"AUDIO": slow[None]}] * 120)
     turned_away = [answer for answer in answers if isinstance(answer, Exception)]
@@ -313,10 +306,10 @@ def test_more_requests_than_the_queue_holds_are_turned_away_at_once(served: Any)
     assert decode(served, WAV)[1] == RATE // 2
 
 
-def test_no_audio_and_no_error_of_a_client_reaches_the_log(server: Any, served: Any) -> None:
+def test_no_audio_and_no_error_of_a_client_reaches_the_log(server, served):
     before = list(server.log)
     decode(served, WAV)
-    served.infer_together("audio_decode", [{"AUDIO": BROKEN[name][None]} for name in ("text", "MIDI")])
+    served.infer_at_once("audio_decode", [{"AUDIO": BROKEN[name][None]} for name in ("text", "MIDI")])
     time.sleep(0.2)
     new = [line for line in server.log if line not in before]
     assert not [line for line in new if "Error" in line or "What is this?" in line]

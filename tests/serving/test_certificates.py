@@ -6,11 +6,10 @@ from pathlib import Path
 import pytest
 from carnelian_serving.certificates import check_certificates
 from carnelian_serving.errors import ServerError
-from carnelian_serving.launcher import Server
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def files(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("tls")
     for name, protection in (("own", ["-nodes"]), ("other", ["-nodes"]), ("locked", ["-passout", "pass:x"])):
         command = [
@@ -55,19 +54,19 @@ MUTUAL = OWN | {"use-ssl-mutual": "true", "root-cert": "other.crt"}
         (OWN | {"use-ssl-mutual": "true"}, "`--grpc-root-cert` must be given with `--grpc-use-ssl-mutual`, but is not"),
     ],
 )
-def test_files_that_cannot_be_used_are_named(names: dict[str, str], reason: str, files: Path) -> None:
+def test_files_that_cannot_be_used_are_named(names, reason, files):
     with pytest.raises(ServerError, match=reason):
         check_certificates(options_of(files, names))
 
 
 @pytest.mark.parametrize("names", [OWN, MUTUAL, {"use-ssl": "false", "server-cert": "no.crt"}, {}])
-def test_files_that_can_or_need_not_are_not(names: dict[str, str], files: Path) -> None:
+def test_files_that_can_or_need_not_are_not(names, files):
     check_certificates(options_of(files, names))
 
 
-def test_they_are_looked_at_before_models_load(cut_repository: Path, files: Path) -> None:
+def test_they_are_looked_at_before_models_load(cut_repository, files, make_server):
     options = options_of(files, OWN | {"server-key": "other.key"})
-    server = Server(cut_repository, http_port=0, grpc_port=0, metrics_port=0, triton_options=options)
+    server = make_server(cut_repository, triton_options=options)
     with pytest.raises(ServerError, match="must be PEM files that belong together"):
         server.start()
     assert server.log == []

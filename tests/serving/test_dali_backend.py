@@ -1,7 +1,6 @@
 import io
 import os
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,9 +10,9 @@ from carnelian_serving.backends.dali.pipeline import PipelineRunner
 from nvidia.dali import fn, pipeline_def, types
 
 
-def test_an_error_of_cplusplus_costs_the_next_batch_nothing() -> None:
+def test_an_error_of_cplusplus_costs_the_next_batch_nothing():
     @pipeline_def(batch_size=1, num_threads=1, device_id=None)
-    def decode() -> tuple[Any, ...]:
+    def decode():
         file = fn.external_source(name="FILE", dtype=types.UINT8, ndim=1)
         return tuple(fn.decoders.audio(file, downmix=True, dtype=types.FLOAT))
 
@@ -30,13 +29,13 @@ def test_an_error_of_cplusplus_costs_the_next_batch_nothing() -> None:
 
 
 @pytest.mark.parametrize("num_threads", [1, 2])
-def test_only_a_single_thread_is_kept_on_its_callers_core(num_threads: int) -> None:
+def test_only_a_single_thread_is_kept_on_its_callers_core(num_threads):
     @pipeline_def(batch_size=1, num_threads=1, device_id=None)
-    def take() -> tuple[Any, ...]:
+    def take():
         signal = fn.external_source(name="SIGNAL", dtype=types.FLOAT, ndim=1)
         return (fn.slice(signal, start=0, shape=2, axes=[0]),)
 
-    def cores_of_new_threads() -> list[set[int]]:
+    def cores_of_new_threads():
         names = {thread: Path(f"/proc/self/task/{thread}/comm").read_text() for thread in list_threads() - before}
         return [os.sched_getaffinity(thread) for thread, name in names.items() if "DALI" in name]
 

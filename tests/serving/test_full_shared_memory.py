@@ -3,9 +3,6 @@
 import shlex
 import subprocess
 import sysconfig
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +11,7 @@ SIZE_MIB = 64
 
 
 @pytest.fixture
-def cramped_url(grown_repository: Path) -> Iterator[str]:
+def cramped_url(grown_repository):
     """gRPC address of a server with a /dev/shm of its own."""
     unshare = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
     mount = f"mount -t tmpfs -o size={SIZE_MIB}m tmpfs /dev/shm"
@@ -27,7 +24,6 @@ def cramped_url(grown_repository: Path) -> Iterator[str]:
     command = [*unshare, f"{mount} && exec {shlex.join(serve)}"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
-            assert process.stdout is not None
             line = process.stdout.readline()
             assert line.startswith("carnelian-serve: ready; gRPC ")
             yield line.partition("gRPC ")[2].partition(",")[0]
@@ -36,15 +32,15 @@ def cramped_url(grown_repository: Path) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("others", [2, 6])  # in one part with the long ones, and in two
-def test_it_refuses_what_has_no_room_and_lives_on(cramped_url: str, connect: Callable[[str], Any], others: int) -> None:
+def test_it_refuses_what_has_no_room_and_lives_on(cramped_url, connect, others):
     client = connect(cramped_url)
 
-    def grow(*lengths: int) -> list[Any]:
+    def grow(*lengths):
         signal = np.ones((1, 10), np.float32)
         requests = [{"SIGNAL": signal, "LENGTH": np.array([[length]], np.int32)} for length in lengths]
         return [
             answer["CUT"].size if isinstance(answer, dict) else answer.status()
-            for answer in client.infer_together("grown", requests)
+            for answer in client.infer_at_once("grown", requests)
         ]
 
     for _ in range(5):

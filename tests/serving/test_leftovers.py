@@ -2,21 +2,19 @@
 
 import os
 import secrets
-from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import pytest
 from carnelian_serving.shared_memory import remove_leftovers
 
 
 @pytest.fixture
-def leave(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[Path]]:
+def leave(tmp_path, monkeypatch):
     """Makes what a killed server leaves, by how its names begin: a lock, a region, a scratch folder."""
     shared_memory = tmp_path / "shm"  # in the real one, any server that starts takes leftovers back
     shared_memory.mkdir()
     monkeypatch.setattr("carnelian_serving.shared_memory.SHARED_MEMORY", shared_memory)
 
-    def make(prefix: str) -> list[Path]:
+    def make(prefix):
         folder = tmp_path / f"{prefix}_folder"
         folder.mkdir()
         lock, region = (shared_memory / f"{prefix}_{name}" for name in ("lock", "region"))
@@ -27,7 +25,7 @@ def leave(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], li
     return make
 
 
-def test_a_folder_that_is_not_the_servers_own_stays(tmp_path: Path, leave: Callable[[str], list[Path]]) -> None:
+def test_a_folder_that_is_not_the_servers_own_stays(tmp_path, leave):
     lock, region, folder = leave(f"carnelian_{secrets.randbelow(10**9)}_0123abcd")
     lock.write_text(str(tmp_path))
     remove_leftovers()
@@ -35,9 +33,7 @@ def test_a_folder_that_is_not_the_servers_own_stays(tmp_path: Path, leave: Calla
 
 
 @pytest.mark.parametrize(("token", "is_taken"), [("_0123abcd", True), ("_0123abc", False), ("", False)])
-def test_only_what_has_a_servers_name_is_taken_back(
-    leave: Callable[[str], list[Path]], token: str, is_taken: bool
-) -> None:
+def test_only_what_has_a_servers_name_is_taken_back(leave, token, is_taken):
     made = leave(f"carnelian_{secrets.randbelow(10**9)}{token}")
     remove_leftovers()
     assert [path.exists() for path in made] == [not is_taken] * 3
@@ -45,9 +41,7 @@ def test_only_what_has_a_servers_name_is_taken_back(
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files to others")
 @pytest.mark.parametrize(("foreign", "left"), [((0,), [0, 1, 2]), ((1, 2), [1, 2])], ids=["lock", "leftovers"])
-def test_what_others_own_takes_nothing_back_and_is_left(
-    leave: Callable[[str], list[Path]], foreign: Sequence[int], left: list[int]
-) -> None:
+def test_what_others_own_takes_nothing_back_and_is_left(leave, foreign, left):
     made = leave(f"carnelian_{secrets.randbelow(10**9)}_0123abcd")
     for index in foreign:
         os.chown(made[index], 65534, 65534)

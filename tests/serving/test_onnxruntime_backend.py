@@ -23,7 +23,6 @@ from carnelian_serving.backends.onnxruntime.spinning import limit_spinning
 from carnelian_serving.backends.threads import count_cores, read_quotas, thread_count
 from carnelian_serving.installation import Installation
 from carnelian_serving.launcher import Server
-from onnx import TensorProto, helper
 
 BASE = {
     "name": "m",
@@ -52,7 +51,7 @@ def read(**changes: object) -> ModelConfig:
         ("BATCH_MAX_ELEMENT_COUNT_AS_SHAPE", [0] * 72),
     ],
 )
-def test_a_batch_input_is_made_of_the_requests_shapes_as_its_kind_says(kind: str, expected: list[object]) -> None:
+def test_a_batch_input_is_made_of_the_requests_shapes_as_its_kind_says(kind, expected):
     message = {"kind": kind, "data_type": "TYPE_INT32", "target_name": ["SHAPE"], "source_input": ["X"]}
     (tensor,) = read_batch_inputs(read(batch_input=[message]))
     made = tensor([(2, 4, 9), (1, 4, 5)])
@@ -79,11 +78,13 @@ def test_a_batch_input_is_made_of_the_requests_shapes_as_its_kind_says(kind: str
         ),
     ],
 )
-def test_what_the_backends_cannot_do_is_refused_by_name(changes: dict[str, object], words: str) -> None:
+def test_what_the_backends_cannot_do_is_refused_by_name(changes, words):
     with pytest.raises(ConfigError, match=words):
         read(**changes)
 
 
+OLD = '<ir_version: 8, opset_import: ["" : 17]>'
+"""The newest is not every runtime's."""
 PROVIDERS = ("TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutionProvider")
 
 
@@ -92,12 +93,12 @@ def accelerated(name: str, **parameters: str) -> ModelConfig:
     return read(optimization={"execution_accelerators": accelerators})
 
 
-def test_shapes_are_prepared_again_since_onnxruntime_1_20() -> None:
+def test_shapes_are_prepared_again_since_onnxruntime_1_20():
     versions = {"1.19.2": False, "1.20.0": True, "1.20rc1": True, "1.31.1+cu13": True, "2.0.0": True, "own": False}
     assert {version: prepares_each_shape(version) for version in versions} == versions
 
 
-def test_a_gpu_instance_runs_on_cuda_with_the_options_of_its_accelerator() -> None:
+def test_a_gpu_instance_runs_on_cuda_with_the_options_of_its_accelerator():
     assert gpu_providers(read(), "1", PROVIDERS) == [("CUDAExecutionProvider", {"device_id": "1"})]
     config = accelerated("cuda", cudnn_conv_algo_search="HEURISTIC")
     options = {"device_id": "0", "cudnn_conv_algo_search": "HEURISTIC"}
@@ -107,12 +108,9 @@ def test_a_gpu_instance_runs_on_cuda_with_the_options_of_its_accelerator() -> No
 
 @pytest.mark.filterwarnings("ignore:Specified provider 'CUDAExecutionProvider' is not in available")
 @pytest.mark.skipif("CUDAExecutionProvider" in onnxruntime.get_available_providers(), reason="CUDA is there")
-def test_a_gpu_instance_does_not_run_on_the_cpu_because_cuda_cannot_be_loaded(tmp_path: Path) -> None:
+def test_a_gpu_instance_does_not_run_on_the_cpu_because_cuda_cannot_be_loaded(tmp_path):
     path = tmp_path / "model.onnx"
-    tensors = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in ("A", "B")]
-    graph = helper.make_graph([helper.make_node("Neg", ["A"], ["B"])], "neg", tensors[:1], tensors[1:])
-    opset = helper.make_opsetid("", 17)  # the newest is not every runtime's
-    onnx.save(helper.make_model(graph, ir_version=10, opset_imports=[opset]), path)
+    onnx.save(onnx.parser.parse_model(f"{OLD} negation (float[1] A) => (float[1] B) {{ B = Neg(A) }}"), path)
     on_cpu, on_gpu = ("CPUExecutionProvider", {}), ("CUDAExecutionProvider", {"device_id": "0"})
     assert open_session(path, onnxruntime.SessionOptions(), [on_cpu]).get_providers() == ["CPUExecutionProvider"]
     with pytest.raises(ConfigError, match="must run on ONNX Runtime's CUDAExecutionProvider, but that cannot be"):
@@ -131,17 +129,17 @@ SEARCHES = ("EXHAUSTIVE", "HEURISTIC", "DEFAULT")
         ("do_copy_in_default_stream", "0", "0"),
     ],
 )
-def test_some_options_of_cuda_are_parameters_too(key: str, value: str, word: str) -> None:
+def test_some_options_of_cuda_are_parameters_too(key, value, word):
     config = read(parameters={key: {"string_value": value}})
     assert gpu_providers(config, "0", PROVIDERS) == [("CUDAExecutionProvider", {"device_id": "0", key: word})]
 
 
-def test_an_unknown_value_of_such_a_parameter_is_refused() -> None:
+def test_an_unknown_value_of_such_a_parameter_is_refused():
     with pytest.raises(ConfigError, match="must be from 0 to 2, but is 3"):
         gpu_providers(read(parameters={"cudnn_conv_algo_search": {"string_value": "3"}}), "0", PROVIDERS)
 
 
-def test_options_of_cuda_that_the_native_backend_would_overwrite_are_refused() -> None:
+def test_options_of_cuda_that_the_native_backend_would_overwrite_are_refused():
     accelerator = {"name": "cuda", "parameters": {"gpu_mem_limit": "1073741824", "tunable_op_enable": "1"}}
     accelerators = {"execution_accelerators": {"gpu_execution_accelerator": [accelerator]}}
     config = read(optimization=accelerators, parameters={"enable_mem_pattern": {"string_value": "0"}})
@@ -149,7 +147,7 @@ def test_options_of_cuda_that_the_native_backend_would_overwrite_are_refused() -
         gpu_providers(config, "0", PROVIDERS)
 
 
-def test_tensorrt_comes_before_cuda_with_its_parameters_as_onnxruntime_names_them() -> None:
+def test_tensorrt_comes_before_cuda_with_its_parameters_as_onnxruntime_names_them():
     config = accelerated("tensorrt", precision_mode="FP16", max_workspace_size_bytes="9", trt_engine_cache_enable="1")
     (first, options), (second, _) = gpu_providers(config, "0", PROVIDERS)
     assert (first, second) == PROVIDERS[:2]
@@ -161,7 +159,7 @@ def test_tensorrt_comes_before_cuda_with_its_parameters_as_onnxruntime_names_the
     }
 
 
-def test_tensorrt_takes_the_precisions_and_the_calibration_that_the_native_backend_takes() -> None:
+def test_tensorrt_takes_the_precisions_and_the_calibration_that_the_native_backend_takes():
     config = accelerated(
         "tensorrt", precision_mode="INT8", int8_calibration_table_name="t", int8_use_native_calibration_table="1"
     )
@@ -183,18 +181,18 @@ def test_tensorrt_takes_the_precisions_and_the_calibration_that_the_native_backe
         ("tensorrt", "precision_mode"),
     ],
 )
-def test_an_unknown_accelerator_or_parameter_is_refused_by_name(name: str, key: str) -> None:
+def test_an_unknown_accelerator_or_parameter_is_refused_by_name(name, key):
     with pytest.raises(ConfigError, match=name if name == "openvino" else key):
         gpu_providers(accelerated(name, **{key: "1"}), "0", PROVIDERS)
 
 
-def test_an_unknown_batch_input_kind_is_refused() -> None:
+def test_an_unknown_batch_input_kind_is_refused():
     message = {"kind": "BATCH_UNHEARD_OF", "data_type": "TYPE_INT32"}
     with pytest.raises(ConfigError, match="must be one of BATCH_ELEMENT_COUNT"):
         read_batch_inputs(read(batch_input=[message]))
 
 
-def test_threads_of_the_command_line_override_the_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_of_the_command_line_override_the_configuration(monkeypatch):
     config = read(parameters={"num_threads": {"string_value": "3"}})
     monkeypatch.delenv(THREADS_VARIABLE, raising=False)
     assert thread_count(config, "num_threads") == 3
@@ -203,7 +201,7 @@ def test_threads_of_the_command_line_override_the_configuration(monkeypatch: pyt
     assert thread_count(config, "num_threads") == 2
 
 
-def test_the_threads_of_a_native_server_are_those_of_its_onnxruntime(cut_repository: Path) -> None:
+def test_the_threads_of_a_native_server_are_those_of_its_onnxruntime(cut_repository):
     native = Installation(Path("tritonserver"), None, {})
     plain, with_threads = (
         [option for option in Server(cut_repository, threads=count)._command(native, Path("r")) if "onnx" in option]
@@ -216,7 +214,7 @@ def test_the_threads_of_a_native_server_are_those_of_its_onnxruntime(cut_reposit
     ]
 
 
-def test_parameters_are_typed() -> None:
+def test_parameters_are_typed():
     config = read(parameters={"num_threads": {"string_value": "two"}})
     with pytest.raises(ConfigError, match="must be an integer, but is 'two'"):
         config.integer("num_threads")
@@ -224,7 +222,7 @@ def test_parameters_are_typed() -> None:
         config.boolean("num_threads")
 
 
-def test_booleans_are_spelled_as_triton_lets_them_be() -> None:
+def test_booleans_are_spelled_as_triton_lets_them_be():
     spelled = {True: ("true", "True", "on", "ON", "1"), False: ("false", "FALSE", "off", "Off", "0")}
     for value, words in spelled.items():
         for word in words:
@@ -232,10 +230,9 @@ def test_booleans_are_spelled_as_triton_lets_them_be() -> None:
             assert config.boolean("enable_mem_pattern") is value
 
 
-def test_threads_sleep_once_a_run_is_over() -> None:
-    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [256, 256]) for name in "XY")
-    graph = helper.make_graph([helper.make_node("MatMul", ["X", "X"], ["Y"])], "square", [x], [y])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+def test_threads_sleep_once_a_run_is_over():
+    graph = "square (float[256, 256] X) => (float[256, 256] Y) { Y = MatMul(X, X) }"
+    model = onnx.parser.parse_model(f"{OLD} {graph}")
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 2
     limit_spinning(options)
@@ -249,7 +246,7 @@ def test_threads_sleep_once_a_run_is_over() -> None:
     assert statistics.median(busy_s) < 0.005  # 0.012 and more if they spin, 0.0003 if not
 
 
-def test_cores_are_those_that_the_process_may_run_on() -> None:
+def test_cores_are_those_that_the_process_may_run_on():
     command = [sys.executable, "-c", "from carnelian_serving.backends.threads import count_cores; print(count_cores())"]
     one = subprocess.run(["taskset", "--cpu-list", str(min(os.sched_getaffinity(0))), *command], capture_output=True)
     assert one.stdout == b"1\n"
@@ -267,9 +264,7 @@ def test_cores_are_those_that_the_process_may_run_on() -> None:
         ("1:cpuset:/a\n", {"cpuset/a": (200000, 100000)}, []),
     ],
 )
-def test_quotas_of_control_groups_are_read(
-    tmp_path: Path, own_groups: str, files: dict[str, str | tuple[int, int]], quotas: list[float]
-) -> None:
+def test_quotas_of_control_groups_are_read(tmp_path, own_groups, files, quotas):
     for name, content in files.items():
         path = tmp_path / name
         if isinstance(content, str):
@@ -283,7 +278,7 @@ def test_quotas_of_control_groups_are_read(
     assert read_quotas(tmp_path / "own_groups", tmp_path) == quotas
 
 
-def test_cores_are_at_most_the_quota_rounded_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cores_are_at_most_the_quota_rounded_up(monkeypatch):
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(10_000, 10_064)))  # which have no topology
     monkeypatch.setattr("carnelian_serving.backends.threads.read_quotas", lambda: [4.0, 2.5])
     assert count_cores() == 3

@@ -5,15 +5,12 @@ import json
 import re
 import urllib.error
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 from carnelian_serving.errors import ServerError
-from carnelian_serving.launcher import Server
 
 KILL = "import os; os.kill(os.getpid(), 9)"
 DOOMED = f"""
@@ -76,15 +73,14 @@ ensemble_scheduling {
 """
 
 
-def copy_onnx(columns: str | int, element_type: int = onnx.TensorProto.FLOAT) -> bytes:
+def copy_onnx(columns: str | int, kind: str = "float") -> bytes:
     """A graph from X to Y = X, [rows, columns]."""
-    x, y = (onnx.helper.make_tensor_value_info(name, element_type, ["rows", columns]) for name in "XY")
-    graph = onnx.helper.make_graph([onnx.helper.make_node("Identity", ["X"], ["Y"])], "copy", [x], [y])
-    opset = onnx.helper.make_opsetid("", 17)
-    return onnx.helper.make_model(graph, opset_imports=[opset], ir_version=8).SerializeToString()
+    tensor = f"{kind}[rows, {columns}]"
+    graph = f"copy ({tensor} X) => ({tensor} Y) {{ Y = Identity(X) }}"
+    return onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> {graph}').SerializeToString()
 
 
-def test_each_bad_model_is_named_with_its_reason(cut_repository: Path, add_model: Callable[..., Path]) -> None:
+def test_each_bad_model_is_named_with_its_reason(cut_repository, add_model, make_server):
     pipeline = (cut_repository / "cut" / "1" / "dali.py").read_text()
     add_model(cut_repository, "typo", "max_batch_sise: 4\n" + CUT_WITHOUT_LENGTH, {"dali.py": pipeline})
     add_model(cut_repository, "short", CUT_WITHOUT_LENGTH, {"dali.py": pipeline})
@@ -93,8 +89,8 @@ def test_each_bad_model_is_named_with_its_reason(cut_repository: Path, add_model
     add_model(cut_repository, "vague", COPY_CONFIG, {"model.onnx": copy_onnx("columns")})
     add_model(cut_repository, "narrow", COPY_CONFIG, {"model.onnx": copy_onnx(1)})
     add_model(cut_repository, "whole", COPY_CONFIG.replace("FP32", "INT32", 1), {"model.onnx": copy_onnx(2)})
-    add_model(cut_repository, "words", BARE_CONFIG, {"model.onnx": copy_onnx(2, onnx.TensorProto.STRING)})
-    add_model(cut_repository, "counts", BARE_CONFIG, {"model.onnx": copy_onnx(2, onnx.TensorProto.UINT32)})
+    add_model(cut_repository, "words", BARE_CONFIG, {"model.onnx": copy_onnx(2, "string")})
+    add_model(cut_repository, "counts", BARE_CONFIG, {"model.onnx": copy_onnx(2, "uint32")})
     add_model(cut_repository, "parts", BARE_CONFIG, {"model.onnx/model.onnx": copy_onnx(2)})
     add_model(cut_repository, "exact", COPY_CONFIG, {"model.onnx": copy_onnx(2)})
     tight = CUT_WITHOUT_LENGTH + 'parameters { key: "memory_mib" value { string_value: "-1" } }'
@@ -102,11 +98,8 @@ def test_each_bad_model_is_named_with_its_reason(cut_repository: Path, add_model
     add_model(cut_repository, "foreign", CUT_WITHOUT_LENGTH.replace("dali", "tensorrt"), {"model.plan": ""})
     for folder in (".git", "lost+found"):
         (cut_repository / folder / "objects").mkdir(parents=True)
-    with (
-        pytest.raises(ServerError) as caught,
-        Server(cut_repository, http_port=0, grpc_port=0, metrics_port=0),
-    ):
-        pass
+    with pytest.raises(ServerError) as caught:
+        make_server(cut_repository).start()
     message = str(caught.value)
     assert message.count("if this folder is no model, move it away, or name those to serve by `--model`") == 2
     assert "model 'typo' could not be loaded" in message
@@ -139,78 +132,62 @@ def test_each_bad_model_is_named_with_its_reason(cut_repository: Path, add_model
     ],
 )
 def test_a_process_that_is_killed_while_its_model_loads_is_named_at_once(
-    cut_repository: Path, add_model: Callable[..., Path], program: str, words: str
-) -> None:
+    cut_repository, add_model, program, words, make_server
+):
     add_model(cut_repository, "doomed", CUT_WITHOUT_LENGTH.replace("dali", "python"), {"model.py": program})
-    with (
-        pytest.raises(ServerError, match=words),
-        Server(cut_repository, http_port=0, grpc_port=0, metrics_port=0),
-    ):
-        pass
+    with pytest.raises(ServerError, match=words):
+        make_server(cut_repository).start()
 
 
 @pytest.mark.parametrize("models", [[], ["absent"]], ids=["all", "chosen"])
-def test_reasons_name_the_repository_that_was_given(
-    cut_repository: Path, add_model: Callable[..., Path], models: list[str]
-) -> None:
+def test_reasons_name_the_repository_that_was_given(cut_repository, add_model, models, make_server):
     repository = cut_repository.rename(cut_repository.with_name("rep ü x"))  # served by a link
     add_model(repository, "absent", CUT_WITHOUT_LENGTH, {"readme.txt": ""})
-    log: list[str] = []
-    with (
-        pytest.raises(ServerError, match=f"neither {repository}/absent/1/model.dali"),
-        Server(repository, models=models, http_port=0, grpc_port=0, metrics_port=0, on_log=log.append),
-    ):
-        pass
+    log = []
+    with pytest.raises(ServerError, match=f"neither {repository}/absent/1/model.dali"):
+        make_server(repository, models=models, on_log=log.append).start()
     assert any(f"{repository}/absent" in line for line in log)
 
 
 @pytest.mark.parametrize(("name", "models"), [("speech-models", []), ("plain", ["cut"])], ids=["all", "chosen"])
-def test_the_path_that_triton_gets_has_only_what_its_own_backends_take(
-    cut_repository: Path, name: str, models: list[str]
-) -> None:
+def test_the_path_that_triton_gets_has_only_what_its_own_backends_take(cut_repository, name, models, make_server):
     repository = cut_repository.rename(cut_repository.with_name(name))
-    with Server(repository, models=models, http_port=0, grpc_port=0, metrics_port=0) as server:
+    with make_server(repository, models=models) as server:
         command = Path(f"/proc/{server.pid}/cmdline").read_text().split("\0")
     (path,) = (word.partition("=")[2] for word in command if word.startswith("--model-repository="))
     assert re.fullmatch("[A-Za-z0-9_./]+", path)
 
 
-def test_a_failing_warm_up_is_told_also_where_tritonserver_crashes_of_it(
-    cut_repository: Path, add_model: Callable[..., Path]
-) -> None:
+def test_a_failing_warm_up_is_told_also_where_tritonserver_crashes_of_it(cut_repository, add_model, make_server):
     pipeline = (cut_repository / "cut" / "1" / "dali.py").read_text()
     add_model(cut_repository, "mistyped", MISTYPED_CONFIG, {"dali.py": pipeline})
     words = r"output 'DOUBLE' of 'mistyped' \(number 1\) must be int32 \[-1\], but the model gave float32 \[4\]"
-    log: list[str] = []
-    with (
-        pytest.raises(ServerError, match=words),
-        Server(cut_repository, http_port=0, grpc_port=0, metrics_port=0, on_log=log.append),
-    ):
-        pass
+    log = []
+    with pytest.raises(ServerError, match=words):
+        make_server(cut_repository, on_log=log.append).start()
     # Written by the model's process itself: what goes through Triton's logger may be lost in the crash.
     assert any(re.fullmatch(f"error: .*'mistyped' refuses: {words}", line) for line in log)
 
 
-def test_a_model_that_is_asked_for_brings_what_it_is_composed_of(
-    cut_repository: Path, add_model: Callable[..., Path], connect: Callable[[str], Any]
-) -> None:
+def test_a_model_that_is_asked_for_brings_what_it_is_composed_of(cut_repository, add_model, connect, make_server):
     add_model(cut_repository, "both", ENSEMBLE, {"ensemble.txt": ""})
     add_model(cut_repository, "all", ENSEMBLE.replace('model_name: "cut"', "model_name: 'both'"), {"ensemble.txt": ""})
     add_model(cut_repository, "unloadable", CUT_WITHOUT_LENGTH, {"readme.txt": ""})
     with (cut_repository / "all" / "config.pbtxt").open("a") as config:
         config.write("""parameters { key: "note" value { string_value: "model_name: 'unloadable' #" } }
         # model_name: "unloadable\"""")
-    with Server(cut_repository, models=["all"], http_port=0, grpc_port=0, metrics_port=0) as server:
+    with make_server(cut_repository, models=["all"]) as server:
         client = connect(server.grpc_url)
-        assert client.ready_models() == {"all", "both", "cut"}
+        index = client.client.get_model_repository_index().models
+        assert {model.name for model in index if model.state == "READY"} == {"all", "both", "cut"}
         answer = client.infer("all", SIGNAL=np.ones((1, 4), np.float32), LENGTH=np.full((1, 1), 2, np.int32))
         assert answer["CUT"].shape == (1, 2)
 
 
-def test_nobody_loads_models_beside_those_that_were_asked_for(cut_repository: Path) -> None:
-    with Server(cut_repository, models=["cut"], http_port=0, grpc_port=0, metrics_port=0) as server:
+def test_nobody_loads_models_beside_those_that_were_asked_for(cut_repository, make_server):
+    with make_server(cut_repository, models=["cut"]) as server:
 
-        def post(path: str, body: object) -> bytes:
+        def post(path, body):
             request = urllib.request.Request(
                 f"http://{server.http_url}/v2/repository/{path}",
                 json.dumps(body).encode(),

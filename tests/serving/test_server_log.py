@@ -10,32 +10,27 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from carnelian_serving.launcher import Server
 from carnelian_serving.server_log import MOST_WAITING, ServerLog
-from tritonclient import grpc as triton
-from tritonclient.utils import InferenceServerException, np_to_triton_dtype
+from tritonclient.utils import InferenceServerException
 
 PIPE_BYTES = 2**16
 
 
-def test_a_clip_that_a_stage_refuses_is_found_by_its_request_id() -> None:
-    repository, ports = Path(__file__).parents[2] / "model_repository", {"http_port": 0, "grpc_port": 0}
+def test_a_clip_that_a_stage_refuses_is_found_by_its_request_id(make_server, connect):
+    repository = Path(__file__).parents[2] / "model_repository"
     models = ["audio_decode", "quartznet_demo_ctc"]
     scores, length = np.zeros((1, 1, 29), np.float32), np.zeros((1, 1), np.int32)
     hot = {"decoder": "beam", "hotwords": '["Ünsal"]'}
-    with Server(repository, models=models, **ports, metrics_port=0, log_level="info") as server:
+    with make_server(repository, models=models, log_level="info") as server:
         for model, request_id, parameters, inputs in (
             ("audio_decode", "first", {}, {"AUDIO": np.full((1, 9), 7, np.uint8)}),
             ("quartznet_demo_ctc", "second", {}, {"LOG_PROBS": scores, "LOG_PROB_LENGTH": length}),
             ("quartznet_demo_ctc", "third", hot, {"LOG_PROBS": scores, "LOG_PROB_LENGTH": length + 1}),
         ):
-            tensors = [triton.InferInput(n, list(a.shape), np_to_triton_dtype(a.dtype)) for n, a in inputs.items()]
-            for tensor, array in zip(tensors, inputs.values(), strict=True):
-                tensor.set_data_from_numpy(array)
-            with triton.InferenceServerClient(server.grpc_url) as client, pytest.raises(InferenceServerException):
-                client.infer(model, tensors, request_id=request_id, parameters=parameters)
+            with pytest.raises(InferenceServerException):
+                connect(server.grpc_url).infer(model, request_id=request_id, parameters=parameters, **inputs)
         deadline = time.monotonic() + 30
-        refusals: list[str] = []
+        refusals = []
         while len(refusals) < 3 and time.monotonic() < deadline:  # Triton writes them by a thread of its own
             time.sleep(0.05)
             refusals = [line.partition("[request id: ")[2] for line in server.log if " refuses: " in line]
@@ -47,11 +42,11 @@ def test_a_clip_that_a_stage_refuses_is_found_by_its_request_id() -> None:
         assert not any("nsal" in line for line in refusals)  # what a caller wrote
 
 
-def test_a_reader_that_stands_still_holds_up_nobody_and_misses_what_is_counted() -> None:
+def test_a_reader_that_stands_still_holds_up_nobody_and_misses_what_is_counted():
     """The thread that empties tritonserver's pipe waited for it, and so did tritonserver."""
     resumed, taken = threading.Event(), []
 
-    def take(line: str) -> None:
+    def take(line):
         resumed.wait()
         taken.append(line)
 
@@ -59,7 +54,6 @@ def test_a_reader_that_stands_still_holds_up_nobody_and_misses_what_is_counted()
     num_lines = MOST_WAITING + 500
     program = [sys.executable, "-c", f"for i in range({num_lines}): print(i)"]
     with subprocess.Popen(program, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
         log.follow(process.stdout)
         assert process.wait(30) == 0
         while log.lines[-1:] != [str(num_lines - 1)]:
@@ -76,23 +70,22 @@ def test_a_reader_that_stands_still_holds_up_nobody_and_misses_what_is_counted()
     assert last == "the last"
 
 
-def test_a_reader_that_reads_gets_all() -> None:
-    taken: list[str] = []
+def test_a_reader_that_reads_gets_all():
+    taken = []
     log = ServerLog(taken.append, with_noise=True)
     program = [sys.executable, "-c", "for i in range(5000): print(i)"]
     with subprocess.Popen(program, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
         log.follow(process.stdout)
         log.close()
         log.close()
     assert taken == [str(i) for i in range(5000)]
 
 
-def test_who_gets_the_log_may_raise(cut_repository: Path, caplog: pytest.LogCaptureFixture) -> None:
-    def fail(line: str) -> None:
+def test_who_gets_the_log_may_raise(cut_repository, caplog, make_server):
+    def fail(line):
         raise ValueError("closed")
 
-    with Server(cut_repository, http_port=0, grpc_port=0, metrics_port=0, log_level="verbose", on_log=fail) as server:
+    with make_server(cut_repository, log_level="verbose", on_log=fail) as server:
         known = len(server.log)
         with urllib.request.urlopen(f"http://{server.http_url}/v2/health/ready", timeout=60):
             pass
@@ -105,7 +98,7 @@ def test_who_gets_the_log_may_raise(cut_repository: Path, caplog: pytest.LogCapt
     ]
 
 
-def test_a_server_whose_stderr_was_closed_from_the_start_goes_on(cut_repository: Path, command_line: list[str]) -> None:
+def test_a_server_whose_stderr_was_closed_from_the_start_goes_on(cut_repository, command_line):
     closed = [
         "/bin/sh",
         "-c",
@@ -116,7 +109,6 @@ def test_a_server_whose_stderr_was_closed_from_the_start_goes_on(cut_repository:
         "--log-level=verbose",
     ]
     with subprocess.Popen(closed, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
         http = process.stdout.readline().partition("HTTP ")[2].partition(",")[0]
         path = "v2/models/" + "a" * 1000  # which the log repeats
         for _ in range(2 * PIPE_BYTES // 1000):

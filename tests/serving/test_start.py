@@ -3,49 +3,43 @@
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from carnelian_serving.addresses import find_address, first_on, held_ports
 from carnelian_serving.errors import ServerError
 from carnelian_serving.installation import (
-    Installation,
     InstallationError,
     find_installation,
     find_libpython,
     find_native,
     prepare_wheel,
 )
-from carnelian_serving.launcher import Server
 from carnelian_serving.shared_memory import check_room, describe_shortage
 
 
 @pytest.fixture
-def run_command(command_line: list[str]) -> Callable[..., subprocess.CompletedProcess[str]]:
+def run_command(command_line):
     """Runs `carnelian-serve` to its end."""
     return lambda *arguments: subprocess.run(
         [*command_line, *arguments], capture_output=True, text=True, timeout=60, check=False
     )
 
 
-def test_a_word_that_is_no_option_of_tritonserver_is_wrong_use(
-    cut_repository: Path, run_command: Callable[..., Any]
-) -> None:
+def test_a_word_that_is_no_option_of_tritonserver_is_wrong_use(cut_repository, run_command):
     done = run_command(str(cut_repository))
     assert done.returncode == 2
     assert "must begin with" in done.stderr
 
 
-def test_an_empty_path_is_no_repository(run_command: Callable[..., Any]) -> None:
+def test_an_empty_path_is_no_repository(run_command):
     done = run_command("--repository=")
     assert done.returncode == 2
     assert "must be a folder, but is empty" in done.stderr
 
 
-def test_a_taken_port_is_named_with_its_option(cut_repository: Path, run_command: Callable[..., Any]) -> None:
+def test_a_taken_port_is_named_with_its_option(cut_repository, run_command):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         arguments = (f"--repository={cut_repository}", f"--grpc-port={port}")
@@ -55,8 +49,8 @@ def test_a_taken_port_is_named_with_its_option(cut_repository: Path, run_command
     assert "`--grpc-port 0` takes any" in result.stderr
 
 
-def test_a_second_start_takes_any_port_again(cut_repository: Path) -> None:
-    server = Server(cut_repository, http_port=0, grpc_port=0, metrics_port=0)
+def test_a_second_start_takes_any_port_again(cut_repository, make_server):
+    server = make_server(cut_repository)
     with pytest.raises(ServerError, match="must be started first"):
         _ = server.grpc_url
     with server:
@@ -65,7 +59,7 @@ def test_a_second_start_takes_any_port_again(cut_repository: Path) -> None:
         assert not server.grpc_url.endswith(f":{port}")
 
 
-def test_ports_must_differ() -> None:
+def test_ports_must_differ():
     with held_ports("127.0.0.1", {"--http-port": 0}) as ports:
         [port] = ports.values()
         with (
@@ -75,29 +69,26 @@ def test_ports_must_differ() -> None:
             pass
 
 
-def test_nobody_else_is_given_a_port_that_a_server_is_to_have(cut_repository: Path) -> None:
+def test_nobody_else_is_given_a_port_that_a_server_is_to_have(cut_repository, make_server):
     with held_ports("127.0.0.1", {"--http-port": 0, "--grpc-port": 0, "--metrics-port": 0}) as ports:
         port = ports["--grpc-port"]
         with socket.socket() as other, pytest.raises(OSError, match="in use"):
             other.bind(("127.0.0.1", port))
         kinds = {option.removeprefix("--").replace("-", "_"): chosen for option, chosen in ports.items()}
-        with Server(cut_repository, **kinds) as server:  # but the server is
+        with make_server(cut_repository, **kinds) as server:  # but the server is
             assert server.grpc_url == f"127.0.0.1:{port}"
 
 
-def test_of_two_starts_at_once_one_is_told_that_its_port_is_taken(cut_repository: Path) -> None:
+def test_of_two_starts_at_once_one_is_told_that_its_port_is_taken(cut_repository, make_server):
     with held_ports("127.0.0.1", {"--http-port": 0}) as ports, first_on("127.0.0.1", ports):
         port = ports["--http-port"]
         words = f"`--http-port` must be a free port, but another server that starts will have {port} on 127.0.0.1"
-        with (
-            pytest.raises(ServerError, match=words),
-            Server(cut_repository, http_port=port, grpc_port=0, metrics_port=0),
-        ):
-            pass
+        with pytest.raises(ServerError, match=words):
+            make_server(cut_repository, http_port=port).start()
 
 
 @pytest.mark.parametrize("host", ["no.such.host.invalid", "::x", "192.0.2.1", "a..b"])
-def test_a_host_that_is_not_this_machine_is_named(host: str) -> None:
+def test_a_host_that_is_not_this_machine_is_named(host):
     words = f"`--host` must be an address of this machine, but {host} is none: [^(]+$"
     with pytest.raises(ServerError, match=words), held_ports(find_address(host), {"--http-port": 0}):
         pass
@@ -107,21 +98,19 @@ def test_a_host_that_is_not_this_machine_is_named(host: str) -> None:
     ("option", "words"),
     [("--nonsense=1", "unrecognized option '--nonsense=1'"), ("--log-verbose=x", 'Bad option: "--log-verbose".')],
 )
-def test_a_wrong_option_of_tritonserver_is_named(
-    cut_repository: Path, option: str, words: str, run_command: Callable[..., Any]
-) -> None:
+def test_a_wrong_option_of_tritonserver_is_named(cut_repository, option, words, run_command):
     result = run_command(f"--repository={cut_repository}", "--", option)
     assert result.returncode == 1
     assert f"tritonserver ended with status 1 before it was ready:\n  {words}\n" in result.stderr
 
 
-def test_the_help_of_tritonserver_is_no_failure_to_start(cut_repository: Path, run_command: Callable[..., Any]) -> None:
+def test_the_help_of_tritonserver_is_no_failure_to_start(cut_repository, run_command):
     result = run_command(f"--repository={cut_repository}", "--", "--help")
     assert "  --log-verbose" in result.stderr
     assert result.stderr.endswith(":\n  its options were asked for (`--help`)\n")
 
 
-def test_too_few_open_files_are_named(cut_repository: Path, command_line: list[str]) -> None:
+def test_too_few_open_files_are_named(cut_repository, command_line):
     command = [*command_line, f"--repository={cut_repository}"]
     limited = ["sh", "-c", 'ulimit -n 40; exec "$0" "$@"', *command]
     result = subprocess.run(limited, capture_output=True, text=True, timeout=60, check=False)
@@ -138,13 +127,7 @@ def test_too_few_open_files_are_named(cut_repository: Path, command_line: list[s
         (("--repository=models", "--model=cot"), "'cot' is not there; it has cut"),
     ],
 )
-def test_a_wrong_repository_is_named(
-    cut_repository: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    arguments: tuple[str, ...],
-    words: str,
-    run_command: Callable[..., Any],
-) -> None:
+def test_a_wrong_repository_is_named(cut_repository, monkeypatch, arguments, words, run_command):
     monkeypatch.chdir(cut_repository.parent)
     Path("empty").mkdir()
     Path("odd/my model").mkdir(parents=True)
@@ -153,9 +136,7 @@ def test_a_wrong_repository_is_named(
     assert words in result.stderr
 
 
-def test_a_repository_that_leads_nowhere_is_named(
-    tmp_path: Path, run_command: Callable[..., Any], command_line: list[str]
-) -> None:
+def test_a_repository_that_leads_nowhere_is_named(tmp_path, run_command, command_line):
     (tmp_path / "loop").symlink_to("loop")
     result = run_command(f"--repository={tmp_path / 'loop'}")
     assert (result.returncode, "loop leads nowhere" in result.stderr) == (1, True)
@@ -167,22 +148,19 @@ def test_a_repository_that_leads_nowhere_is_named(
 
 
 @pytest.fixture
-def start_script(cut_repository: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
+def start_script(cut_repository, monkeypatch, make_server):
     """Starts a shell script in place of tritonserver and returns why it did not become ready."""
 
-    def start(script: str) -> str:
-        def wrap(scratch: Path) -> Installation:
+    def start(script):
+        def wrap(scratch):
             binary = scratch / "script"
             binary.write_text(f"#!/bin/sh\n{script}\n")
             binary.chmod(0o755)
             return replace(find_installation(scratch), binary=binary)
 
         monkeypatch.setattr("carnelian_serving.launcher.find_installation", wrap)
-        with (
-            pytest.raises(ServerError) as error,
-            Server(cut_repository, http_port=0, grpc_port=0, metrics_port=0),
-        ):
-            pass
+        with pytest.raises(ServerError) as error:
+            make_server(cut_repository).start()
         return str(error.value)
 
     return start
@@ -195,9 +173,7 @@ NO_GPU = 'E1126 13:48:34.559668 7384 server.cc:241] "CudaDriverHelper has not be
     ("signal", "words"),
     [("KILL", "SIGKILL is what the kernel sends where memory has run out"), ("SEGV", "as where memory has run out")],
 )
-def test_a_server_that_is_killed_while_it_loads_is_told_with_what_kills(
-    start_script: Callable[[str], str], signal: str, words: str
-) -> None:
+def test_a_server_that_is_killed_while_it_loads_is_told_with_what_kills(start_script, signal, words):
     why = start_script(f"echo '{NO_GPU}'; echo the last line; kill -{signal} $$")
     assert why.startswith(f"tritonserver was ended by SIG{signal} before it was ready:\n  ")
     assert why.endswith(f"{words}\n  last lines of its log:\n  the last line")
@@ -220,13 +196,11 @@ OUT_OF_THREADS = (
         NO_THREAD,
     ],
 )
-def test_too_few_threads_are_named(start_script: Callable[[str], str], line: str) -> None:
+def test_too_few_threads_are_named(start_script, line):
     assert f":\n  {OUT_OF_THREADS}" in start_script(f"cat <<'END'\n{line}\nEND\nexit 1")
 
 
-def test_a_server_that_hangs_once_a_model_has_failed_is_ended(
-    start_script: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_hangs_once_a_model_has_failed_is_ended(start_script, monkeypatch):
     monkeypatch.setattr("carnelian_serving.launcher.FAILED_WHILE_LOADING_S", 0.1)
     why = start_script(f"cat <<'END'\n{NO_THREAD}\nEND\nexec sleep 60")
     assert why == f"every model must load, but one cannot, and tritonserver hangs:\n  {OUT_OF_THREADS}"
@@ -235,68 +209,57 @@ def test_a_server_that_hangs_once_a_model_has_failed_is_ended(
 @pytest.mark.parametrize(
     ("option", "words"), [("--log-format=ISO8601", "model 'typo' could not be"), ("--log-file={}", "its log is in {}")]
 )
-def test_the_reason_is_found_in_any_log(
-    cut_repository: Path,
-    add_model: Callable[..., Path],
-    tmp_path: Path,
-    option: str,
-    words: str,
-    run_command: Callable[..., Any],
-) -> None:
+def test_the_reason_is_found_in_any_log(cut_repository, add_model, tmp_path, option, words, run_command):
     log = tmp_path / "triton.log"
     add_model(cut_repository, "typo", "max_batch_sise: 4", {})
     result = run_command(f"--repository={cut_repository}", "--", option.format(log))
     assert (result.returncode, words.format(log) in result.stderr) == (1, True)
 
 
-def test_the_command_imports_nothing_heavy() -> None:
+def test_the_command_imports_nothing_heavy():
     heavy = "{'numpy', 'onnxruntime', 'nvidia.dali', 'pytriton'} & set(sys.modules)"
     script = f"import sys, carnelian_serving.cli; sys.exit(str({heavy}) if {heavy} else 0)"
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
-def test_wrong_use_ends_with_status_2(run_command: Callable[..., Any]) -> None:
+def test_wrong_use_ends_with_status_2(run_command):
     assert run_command("--log-level=loud").returncode == 2
     assert run_command("--threads=0").returncode == 2
 
 
-def test_little_shared_memory_is_refused_with_the_remedy() -> None:
+def test_little_shared_memory_is_refused_with_the_remedy():
     with pytest.raises(ServerError, match=r"but 8\.0 MiB are free; in a container, start it with --shm-size"):
         check_room(8 * 2**20)
 
 
-def test_shared_memory_that_long_clips_would_fill_is_said(
-    cut_repository: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    log: list[str] = []
+def test_shared_memory_that_long_clips_would_fill_is_said(cut_repository, monkeypatch, make_server):
+    log = []
     monkeypatch.setattr("carnelian_serving.launcher.find_free_bytes", lambda: 48 * 2**20)  # one instance needs 50
-    with Server(cut_repository, http_port=0, grpc_port=0, metrics_port=0, on_log=log.append):
+    with make_server(cut_repository, on_log=log.append):
         pass
     assert any("/dev/shm should have 50 MiB for 1 Python-based instances" in line for line in log)
     assert describe_shortage(350 * 2**20, 7) == ""
 
 
-def test_a_scratch_where_nothing_may_run_is_refused(mount_tmpfs: Callable[..., Path]) -> None:
+def test_a_scratch_where_nothing_may_run_is_refused(mount_tmpfs):
     with pytest.raises(InstallationError, match="may not run there"):
         prepare_wheel(mount_tmpfs("noexec"))
 
 
-def test_a_scratch_without_room_is_named_with_its_variable(mount_tmpfs: Callable[..., Path]) -> None:
+def test_a_scratch_without_room_is_named_with_its_variable(mount_tmpfs):
     scratch = mount_tmpfs("size=1m") / "scratch"
     scratch.mkdir()
     with pytest.raises(InstallationError, match=rf"in {scratch.parent}, but there is too little \(No space .*TMPDIR"):
         prepare_wheel(scratch)
 
 
-def test_an_environment_whose_path_stubs_cannot_read_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_environment_whose_path_stubs_cannot_read_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("sys.prefix", "/home/josé/.venv")
     with pytest.raises(InstallationError, match="paths as ASCII"):
         prepare_wheel(tmp_path)
 
 
-def test_a_missing_libpython_is_told_with_its_package(tmp_path: Path) -> None:
+def test_a_missing_libpython_is_told_with_its_package(tmp_path):
     with pytest.raises(InstallationError, match=r"apt-get install libpython3\.99"):
         find_libpython("3.99", [tmp_path])
     library = tmp_path / "libpython3.99.so.1.0"
@@ -304,7 +267,7 @@ def test_a_missing_libpython_is_told_with_its_package(tmp_path: Path) -> None:
     assert find_libpython("3.99", [tmp_path]) == library
 
 
-def test_a_native_installation_needs_every_backend(tmp_path: Path) -> None:
+def test_a_native_installation_needs_every_backend(tmp_path):
     binary = tmp_path / "bin" / "tritonserver"
     binary.parent.mkdir()
     binary.touch()

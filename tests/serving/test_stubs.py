@@ -2,7 +2,6 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from carnelian_serving.endings import Crash, describe_crash
@@ -14,7 +13,6 @@ def stub():
     """A child of this process with the command line of a stub."""
     arguments = ["triton_python_backend_stub", "-c", "print(flush=True); input()", *"34567", "cut_0_0"]
     process = subprocess.Popen(arguments, executable=sys.executable, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    assert process.stdout is not None
     process.stdout.readline()
     yield process
     process.kill()
@@ -78,13 +76,12 @@ def test_a_stub_that_triton_unloads_is_not_taken_for_crashed(stub):
     ("parent", "region", "status"),
     [("init", "carnelian_1_2_", 9), ("tritonserver", "carnelian_1_2_", 0), ("init", "triton-1-2-", 0)],
 )
-def test_stubs_of_ours_that_have_no_server_are_ended(tmp_path: Path, parent: str, region: str, status: int) -> None:
+def test_stubs_of_ours_that_have_no_server_are_ended(tmp_path, parent, region, status):
     (tmp_path / "stub.py").write_text("print(flush=True); input()")
     (tmp_path / parent).symlink_to(sys.executable)
     command = ["triton_python_backend_stub", str(tmp_path / "stub.py"), region, *"34567", "cut_0_0"]
     code = f"import subprocess, sys; sys.exit(abs(subprocess.call({command}, executable={sys.executable!r})))"
     process = subprocess.Popen([tmp_path / parent, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    assert process.stdout is not None
     process.stdout.readline()
     end_orphans("carnelian_")
     process.communicate(b"\n")

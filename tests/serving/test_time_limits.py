@@ -1,13 +1,10 @@
 """How long the launcher waits for models that start or end slowly."""
 
 import time
-from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
 from carnelian_serving.errors import ServerError
-from carnelian_serving.launcher import Server
 from tritonclient import grpc as triton
 
 CONFIG = """
@@ -29,31 +26,30 @@ class TritonPythonModel:
         pathlib.Path(__file__).with_name("busy").touch()
         time.sleep(60)
 """
-PORTS = {"http_port": 0, "grpc_port": 0, "metrics_port": 0}
 
 
 @pytest.fixture
-def sleeper(tmp_path: Path, add_model: Callable[..., Path]) -> Callable[[int], Path]:
-    """Writes a repository of a model that takes so long to start, and a minute to answer."""
+def sleeper(tmp_path, add_model, make_server):
+    """Makes a server of a model that takes so long to start, and a minute to answer."""
 
-    def sleeper(start_s: int) -> Path:
+    def sleeper(start_s, **options):
         add_model(tmp_path / "models", "sleeper", CONFIG, {"model.py": SLEEPER.format(start_s=start_s)})
-        return tmp_path / "models"
+        return make_server(tmp_path / "models", exit_timeout_s=1, **options)
 
     return sleeper
 
 
-def test_models_that_are_not_ready_in_time_are_told(sleeper: Callable[[int], Path]) -> None:
-    server = Server(sleeper(60), ready_timeout_s=3, exit_timeout_s=1, **PORTS)
+def test_models_that_are_not_ready_in_time_are_told(sleeper):
+    server = sleeper(60, ready_timeout_s=3)
     with pytest.raises(ServerError, match=r"must be ready within 3 s, but are not; .*--start-timeout.*log:\n"):
         server.start()
     with pytest.raises(ServerError, match="must be started first"):
         assert server.pid
 
 
-def test_a_server_that_does_not_end_in_time_is_killed_and_that_is_told(sleeper: Callable[[int], Path]) -> None:
-    log: list[str] = []
-    with Server(sleeper(0), exit_timeout_s=1, on_log=log.append, **PORTS) as server:
+def test_a_server_that_does_not_end_in_time_is_killed_and_that_is_told(sleeper):
+    log = []
+    with sleeper(0, on_log=log.append) as server:
         tensor = triton.InferInput("IN", [1, 1], "INT32")
         tensor.set_data_from_numpy(np.zeros((1, 1), np.int32))
         with triton.InferenceServerClient(server.grpc_url) as client:

@@ -16,13 +16,13 @@ from carnelian_serving.triton_options import OWN_OPTIONS, check_options, trim_ke
         "--allow-ht=false",
     ],
 )
-def test_what_hides_readiness_from_the_launcher_is_refused(option: str) -> None:
+def test_what_hides_readiness_from_the_launcher_is_refused(option):
     with pytest.raises(ServerError, match=option.partition("=")[0]):
         check_options([option, "--http-restricted-api=trace:key=1"])
 
 
 @pytest.mark.parametrize(("option", "own"), OWN_OPTIONS.items())
-def test_an_option_that_the_launcher_has_is_named(option: str, own: str) -> None:
+def test_an_option_that_the_launcher_has_is_named(option, own):
     with pytest.raises(ServerError, match=f"`{own}` must stand before the `--`, but `{option}`"):
         check_options([f"{option}=1"])
 
@@ -35,18 +35,18 @@ def test_an_option_that_the_launcher_has_is_named(option: str, own: str) -> None
         ("--log-file= x ", "--log-file= x "),
     ],
 )
-def test_keys_lose_the_white_space_around_them_alone(option: str, passed_on: str) -> None:
+def test_keys_lose_the_white_space_around_them_alone(option, passed_on):
     assert trim_key(option) == passed_on
 
 
 @pytest.mark.parametrize("key", ["", "\n", "two\nlines", "schlüssel"])
-def test_a_key_that_no_header_can_carry_is_refused_unseen(key: str) -> None:
+def test_a_key_that_no_header_can_carry_is_refused_unseen(key):
     with pytest.raises(ServerError, match="the key of `--grpc-restricted-protocol=trace:key` must be") as refused:
         trim_key(f"--grpc-restricted-protocol=trace:key={key}")
     assert not key.strip() or key not in str(refused.value)
 
 
 @pytest.mark.parametrize("option", ["--http-address", "--metrics-address"])
-def test_an_address_that_is_a_name_is_refused(option: str) -> None:
+def test_an_address_that_is_a_name_is_refused(option):
     with pytest.raises(ServerError, match=option):
         read_addresses("127.0.0.1", [f"{option}=localhost"])

@@ -9,9 +9,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -24,16 +22,11 @@ from carnelian_serving.shared_memory import SHARED_MEMORY
 
 
 def test_a_server_leaves_no_process_no_shared_memory_and_no_file(
-    cut_repository: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    connect: Callable[[str], Any],
-    group_pids: Callable[[int], dict[int, str]],
-    regions_of: Callable[[int], set[Path]],
-) -> None:
+    cut_repository, tmp_path, monkeypatch, connect, group_pids, regions_of, make_server
+):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     others = set(SHARED_MEMORY.iterdir())  # of servers that other tests share
-    with Server(cut_repository, http_port=0, grpc_port=0, metrics_port=0) as server:
+    with make_server(cut_repository) as server:
         group = server.pid
         signals = np.ones((1, 4), np.float32)
         answer = connect(server.grpc_url).infer("cut", SIGNAL=signals, LENGTH=np.full((1, 1), 2, np.int32))
@@ -54,13 +47,7 @@ def said_of_a_good_run(repository: Path) -> str:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])  # SIGTERM ends most that follow
-def test_the_command_ends_on_a_signal_with_status_0(
-    cut_repository: Path,
-    number: signal.Signals,
-    start_command: Callable[..., tuple[Any, int]],
-    group_pids: Callable[[int], dict[int, str]],
-    regions_of: Callable[[int], set[Path]],
-) -> None:
+def test_the_command_ends_on_a_signal_with_status_0(cut_repository, number, start_command, group_pids, regions_of):
     process, server = start_command(cut_repository, "--threads=1")
     assert group_pids(server)
     assert b"CARNELIAN_THREADS=1" in Path(f"/proc/{server}/environ").read_bytes().split(b"\0")
@@ -73,13 +60,8 @@ def test_the_command_ends_on_a_signal_with_status_0(
 
 
 def test_the_memory_of_a_killed_server_is_taken_back_by_the_next(
-    cut_repository: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    start_command: Callable[..., tuple[Any, int]],
-    group_pids: Callable[[int], dict[int, str]],
-    regions_of: Callable[[int], set[Path]],
-) -> None:
+    cut_repository, tmp_path, monkeypatch, start_command, group_pids, regions_of
+):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     pipeline = cut_repository / "cut" / "1" / "dali.py"  # DALI writes a file for a pipeline with conditionals
     source = pipeline.read_text()
@@ -107,13 +89,8 @@ def test_the_memory_of_a_killed_server_is_taken_back_by_the_next(
     assert {path.name for path in tmp_path.iterdir()} <= {cut_repository.name}
 
 
-def test_no_other_user_may_open_a_servers_memory(
-    cut_repository: Path,
-    tmp_path: Path,
-    start_command: Callable[..., tuple[Any, int]],
-    regions_of: Callable[[int], set[Path]],
-) -> None:
-    def is_open_or_gone(region: Path) -> bool:
+def test_no_other_user_may_open_a_servers_memory(cut_repository, tmp_path, start_command, regions_of):
+    def is_open_or_gone(region):
         with contextlib.suppress(FileNotFoundError):  # of a stub that read a configuration
             return bool(region.stat().st_mode & 0o077)
         return True
@@ -136,12 +113,10 @@ def test_no_other_user_may_open_a_servers_memory(
         process.communicate(timeout=40)
 
 
-def test_options_of_tritonserver_are_passed_on(cut_repository: Path, connect: Callable[[str], Any]) -> None:
+def test_options_of_tritonserver_are_passed_on(cut_repository, connect, make_server):
     # A Secret made of a file often ends its line, which no header can.
     options = ["--http-restricted-api=model-repository:a-header=secret\n", "--metrics-config=summary_latencies=true"]
-    with Server(
-        cut_repository, http_port=0, grpc_port=0, metrics_port=0, exit_timeout_s=7, triton_options=options
-    ) as server:
+    with make_server(cut_repository, exit_timeout_s=7, triton_options=options) as server:
         assert "--exit-timeout-secs=7" in Path(f"/proc/{server.pid}/cmdline").read_text().split("\0")
         index = urllib.request.Request(f"http://{server.http_url}/v2/repository/index", method="POST")
         with pytest.raises(urllib.error.HTTPError, match="403") as refused:
@@ -155,38 +130,31 @@ def test_options_of_tritonserver_are_passed_on(cut_repository: Path, connect: Ca
             assert "nv_inference_request_summary_us" in answer.read().decode()
 
 
-def test_a_port_that_is_not_opened_is_not_printed(cut_repository: Path, command_line: list[str]) -> None:
+def test_a_port_that_is_not_opened_is_not_printed(cut_repository, command_line):
     command = [*command_line, f"--repository={cut_repository}", "--", "--allow-grpc=0", "--allow-metrics=OFF"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
         printed = process.stdout.readline()
         process.terminate()
     assert re.fullmatch(r"carnelian-serve: ready; HTTP 127\.0\.0\.1:\d+\n", printed)
 
 
-def test_paths_that_a_shell_reads_otherwise_are_served(
-    cut_repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_paths_that_a_shell_reads_otherwise_are_served(cut_repository, tmp_path, monkeypatch, make_server):
     name = "my models, jo'sé (1) a$HOME;b"
     shutil.copytree(cut_repository, tmp_path / name)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / name))  # what TMPDIR says
-    with Server(tmp_path / name, http_port=0, grpc_port=0, metrics_port=0) as server:
+    with make_server(tmp_path / name) as server:
         assert server.pid
 
 
-def test_scratch_may_lie_in_shared_memory(
-    cut_repository: Path, monkeypatch: pytest.MonkeyPatch, regions_of: Callable[[int], set[Path]]
-) -> None:
+def test_scratch_may_lie_in_shared_memory(cut_repository, monkeypatch, regions_of, make_server):
     monkeypatch.setattr(tempfile, "tempdir", str(SHARED_MEMORY))
     others = regions_of(os.getpid())
-    with Server(cut_repository, http_port=0, grpc_port=0, metrics_port=0):
+    with make_server(cut_repository):
         pass
     assert regions_of(os.getpid()) <= others
 
 
-def test_a_command_under_nohup_outlives_its_terminal(
-    cut_repository: Path, start_command: Callable[..., tuple[Any, int]], group_pids: Callable[[int], dict[int, str]]
-) -> None:
+def test_a_command_under_nohup_outlives_its_terminal(cut_repository, start_command, group_pids):
     ignored = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         process, server = start_command(cut_repository)
@@ -201,7 +169,7 @@ def test_a_command_under_nohup_outlives_its_terminal(
     assert not group_pids(server)
 
 
-def test_a_full_standard_output_stops_nothing(cut_repository: Path, command_line: list[str]) -> None:
+def test_a_full_standard_output_stops_nothing(cut_repository, command_line):
     with held_ports("127.0.0.1", {"--http-port": 0}) as ports, Path("/dev/full").open("w") as full:
         port = ports["--http-port"]
         arguments = [*command_line, f"--repository={cut_repository}", f"--http-port={port}"]
@@ -217,20 +185,15 @@ def test_a_full_standard_output_stops_nothing(cut_repository: Path, command_line
     assert process.returncode == 0
 
 
-def test_a_signal_does_not_interrupt_the_clean_up_after_a_crash(
-    cut_repository: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    regions_of: Callable[[int], set[Path]],
-) -> None:
+def test_a_signal_does_not_interrupt_the_clean_up_after_a_crash(cut_repository, monkeypatch, capsys, regions_of):
     others = regions_of(os.getpid())  # of servers that other tests share
     stop = Server.stop
 
-    def stop_meanwhile_signalled(server: Server) -> None:
+    def stop_meanwhile_signalled(server):
         os.kill(os.getpid(), signal.SIGTERM)
         stop(server)
 
-    def kill(server: Server) -> int:
+    def kill(server):
         os.kill(server.pid, signal.SIGKILL)
         return wait(server)
 
@@ -248,8 +211,8 @@ def test_a_signal_does_not_interrupt_the_clean_up_after_a_crash(
     assert regions_of(os.getpid()) <= others
 
 
-def test_a_second_start_is_refused_and_leaves_the_server_alone(cut_repository: Path) -> None:
-    with Server(cut_repository, http_port=0, grpc_port=0, metrics_port=0) as server:
+def test_a_second_start_is_refused_and_leaves_the_server_alone(cut_repository, make_server):
+    with make_server(cut_repository) as server:
         pid = server.pid
         with pytest.raises(ServerError, match="must be stopped before it is started again"):
             server.start()
@@ -257,23 +220,18 @@ def test_a_second_start_is_refused_and_leaves_the_server_alone(cut_repository: P
     assert not Path(f"/proc/{pid}").exists()
 
 
-def test_a_stop_amid_the_start_is_told_as_what_it_is(cut_repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stop_amid_the_start_is_told_as_what_it_is(cut_repository, monkeypatch, make_server):
     """As a signal's handler or another thread stops it."""
-    server = Server(cut_repository, http_port=0, grpc_port=0, metrics_port=0)
+    server = make_server(cut_repository)
     monkeypatch.setattr(server, "_is_ready", lambda: server.stop() is not None)
     with pytest.raises(ServerError, match=r"tritonserver was ended by SIG(TERM|KILL) before it was ready"):
         server.start()
 
 
-def test_a_port_of_the_metrics_that_is_taken_ends_the_start(cut_repository: Path) -> None:
+def test_a_port_of_the_metrics_that_is_taken_ends_the_start(cut_repository, make_server):
     """Models were ready by then, and so was the server said to be."""
     with socket.create_server(("127.0.0.5", 0)) as taken:
-        server = Server(
-            cut_repository,
-            http_port=0,
-            grpc_port=0,
-            metrics_port=taken.getsockname()[1],
-            triton_options=["--metrics-address=0.0.0.0"],
-        )
+        options, port = ["--metrics-address=0.0.0.0"], taken.getsockname()[1]
+        server = make_server(cut_repository, metrics_port=port, triton_options=options)
         with pytest.raises(ServerError, match=r"before it was ready:\n  failed to start Metrics service.*in use"):
             server.start()

@@ -5,15 +5,14 @@ import json
 import resource
 from pathlib import Path
 
-from carnelian_serving.launcher import Server
 from carnelian_serving.limits import OPEN_FILES, raised_limits
 
 
-def test_a_server_reports_to_nobody_and_may_open_many_files(cut_repository: Path) -> None:
+def test_a_server_reports_to_nobody_and_may_open_many_files(cut_repository, make_server):
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (512, limits[1]))
     try:
-        with Server(cut_repository, http_port=0, grpc_port=0, metrics_port=0) as server:
+        with make_server(cut_repository) as server:
             process = Path(f"/proc/{server.pid}")
             environment = (process / "environ").read_bytes().split(b"\0")
             assert {b"ORT_DISABLE_TELEMETRY=1", b"OPENBLAS_NUM_THREADS=1"} <= set(environment)
@@ -24,9 +23,9 @@ def test_a_server_reports_to_nobody_and_may_open_many_files(cut_repository: Path
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
-def test_a_large_body_that_curl_calls_a_form_does_not_end_the_server(cut_repository: Path) -> None:
+def test_a_large_body_that_curl_calls_a_form_does_not_end_the_server(cut_repository, make_server):
     limits = resource.getrlimit(resource.RLIMIT_STACK)
-    with Server(cut_repository, http_port=0, grpc_port=0, metrics_port=0) as server:
+    with make_server(cut_repository) as server:
         connection = http.client.HTTPConnection(server.http_url, timeout=30)
         form = {"Content-Type": "application/x-www-form-urlencoded"}
         connection.request("POST", "/v2/models/cut/infer", bytes(24_000_000), form)
@@ -36,7 +35,7 @@ def test_a_large_body_that_curl_calls_a_form_does_not_end_the_server(cut_reposit
     assert resource.getrlimit(resource.RLIMIT_STACK) == limits
 
 
-def test_stacks_are_left_as_they_are_where_address_space_is_limited() -> None:
+def test_stacks_are_left_as_they_are_where_address_space_is_limited():
     stack, space = resource.getrlimit(resource.RLIMIT_STACK), resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (2**46, space[1]))
     try:

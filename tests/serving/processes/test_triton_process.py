@@ -6,17 +6,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from carnelian_serving.endings import has_ended
 from carnelian_serving.errors import ServerError
-from carnelian_serving.installation import Installation, find_installation
-from carnelian_serving.launcher import Server
+from carnelian_serving.installation import find_installation
 
 DEAF_PARENT = [
     *(sys.executable, "-c"),
@@ -27,12 +24,7 @@ DEAF_PARENT = [
 
 
 @pytest.mark.parametrize("parent", [[], DEAF_PARENT], ids=["", "deaf parent"])
-def test_a_crashed_instance_ends_the_command_with_its_name(
-    cut_repository: Path,
-    start_command: Callable[..., tuple[Any, int]],
-    group_pids: Callable[[int], dict[int, str]],
-    parent: list[str],
-) -> None:
+def test_a_crashed_instance_ends_the_command_with_its_name(cut_repository, start_command, group_pids, parent):
     process, server = start_command(cut_repository, parent=parent)
     [stub] = [pid for pid in group_pids(server) if pid != server]
     os.kill(stub, signal.SIGSEGV)
@@ -42,9 +34,7 @@ def test_a_crashed_instance_ends_the_command_with_its_name(
     assert not group_pids(server)
 
 
-def test_sigterm_is_heeded_though_the_parent_blocked_it(
-    cut_repository: Path, start_command: Callable[..., tuple[Any, int]]
-) -> None:
+def test_sigterm_is_heeded_though_the_parent_blocked_it(cut_repository, start_command):
     process, _ = start_command(cut_repository, parent=DEAF_PARENT)
     process.terminate()
     process.communicate(timeout=40)
@@ -52,18 +42,15 @@ def test_sigterm_is_heeded_though_the_parent_blocked_it(
 
 
 def test_an_instance_that_stands_still_ends_the_server_with_its_name(
-    cut_repository: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    connect: Callable[[str], Any],
-    group_pids: Callable[[int], dict[int, str]],
-) -> None:
+    cut_repository, monkeypatch, connect, group_pids, make_server
+):
     monkeypatch.setattr("carnelian_serving.triton_process.STOPPED_CHECKS", 2)
     request = {"SIGNAL": np.ones((1, 4), np.float32), "LENGTH": np.full((1, 1), 2, np.int32)}
-    with Server(cut_repository, http_port=0, grpc_port=0, metrics_port=0) as server:
+    with make_server(cut_repository) as server:
         group = server.pid
         [stub] = [pid for pid in group_pids(group) if pid != group]
         os.kill(stub, signal.SIGSTOP)
-        [answer] = connect(server.grpc_url).infer_together("cut", [request])
+        [answer] = connect(server.grpc_url).infer_at_once("cut", [request])
         assert "Stub process 'cut_0_0' is not healthy" in str(answer)
         with pytest.raises(ServerError, match="the process of cut_0_0 stands still, as SIGSTOP or a debugger stops it"):
             server.wait()
@@ -72,9 +59,7 @@ def test_an_instance_that_stands_still_ends_the_server_with_its_name(
     assert not group_pids(group)
 
 
-def test_a_stop_does_not_wait_for_whoever_reads_no_log(
-    cut_repository: Path, tmp_path: Path, command_line: list[str], regions_of: Callable[[int], set[Path]]
-) -> None:
+def test_a_stop_does_not_wait_for_whoever_reads_no_log(cut_repository, tmp_path, command_line, regions_of):
     os.mkfifo(tmp_path / "log")
     unread = os.open(tmp_path / "log", os.O_RDWR)
     fcntl.fcntl(unread, fcntl.F_SETPIPE_SZ, 4096)
@@ -82,7 +67,6 @@ def test_a_stop_does_not_wait_for_whoever_reads_no_log(
     with (tmp_path / "log").open("w") as log:
         buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, env=buffered)
-    assert process.stdout is not None
     assert process.stdout.readline().startswith(b"carnelian-serve: ready")
     process.terminate()
     process.communicate(timeout=40)
@@ -91,9 +75,7 @@ def test_a_stop_does_not_wait_for_whoever_reads_no_log(
     assert not regions_of(process.pid)
 
 
-def test_a_crashed_server_is_told_by_its_signal(
-    cut_repository: Path, start_command: Callable[..., tuple[Any, int]], regions_of: Callable[[int], set[Path]]
-) -> None:
+def test_a_crashed_server_is_told_by_its_signal(cut_repository, start_command, regions_of):
     process, server = start_command(cut_repository)
     os.kill(server, signal.SIGABRT)  # whose handler writes a stack, with the help of child processes
     _, errors = process.communicate(timeout=30)
@@ -104,9 +86,7 @@ def test_a_crashed_server_is_told_by_its_signal(
     assert not regions_of(process.pid)
 
 
-def test_a_killed_server_is_told_with_what_kills(
-    cut_repository: Path, start_command: Callable[..., tuple[Any, int]]
-) -> None:
+def test_a_killed_server_is_told_with_what_kills(cut_repository, start_command):
     process, server = start_command(cut_repository)
     os.kill(server, signal.SIGKILL)
     _, errors = process.communicate(timeout=30)
@@ -115,14 +95,14 @@ def test_a_killed_server_is_told_with_what_kills(
 
 
 @pytest.fixture
-def crash_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def crash_that_hangs(tmp_path, monkeypatch) -> Path:
     """A file that makes the server say that it crashed, and hang.
 
     This happens where the heap is damaged: the handler of the signal waits for the lock of malloc.
     """
     crash = tmp_path / "crash"
 
-    def wrap(scratch: Path) -> Installation:
+    def wrap(scratch):
         found = find_installation(scratch)
         script = scratch / "hangs"
         script.write_text(
@@ -137,49 +117,44 @@ def crash_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return crash
 
 
-def test_a_server_that_hangs_in_its_crash_is_ended(cut_repository: Path, crash_that_hangs: Path) -> None:
-    with Server(cut_repository, http_port=0, grpc_port=0, metrics_port=0) as server:
+def test_a_server_that_hangs_in_its_crash_is_ended(cut_repository, crash_that_hangs, make_server):
+    with make_server(cut_repository) as server:
         crash_that_hangs.touch()
         assert server.wait() == -signal.SIGABRT
 
 
-def test_a_server_that_hangs_in_a_crash_while_it_loads_is_ended(cut_repository: Path, crash_that_hangs: Path) -> None:
+def test_a_server_that_hangs_in_a_crash_while_it_loads_is_ended(cut_repository, crash_that_hangs, make_server):
     crash_that_hangs.touch()
-    server = Server(cut_repository, http_port=0, grpc_port=0, metrics_port=0)
+    server = make_server(cut_repository)
     with pytest.raises(ServerError, match="tritonserver was ended by SIGABRT before it was ready"):
         server.start()
 
 
-def test_a_signal_amid_waiting_does_not_keep_a_server_from_ending(cut_repository: Path) -> None:
+def test_a_signal_amid_waiting_does_not_keep_a_server_from_ending(cut_repository, make_server):
     """An exception out of a signal's handler may come between `Popen.wait` taking its lock and what gives it back."""
-    server = Server(cut_repository, http_port=0, grpc_port=0, metrics_port=0)
+    server = make_server(cut_repository)
     server.start()
     pid = server.pid
     process = server._triton._process
-    assert process is not None
-    process._waitpid_lock.acquire()  # type: ignore[attr-defined]
+    process._waitpid_lock.acquire()
     server.stop()
     assert not Path(f"/proc/{pid}").exists()
 
 
 @pytest.mark.parametrize("num_interruptions", [1, 2])
 def test_a_stop_that_is_interrupted_goes_on(
-    cut_repository: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    num_interruptions: int,
-    group_pids: Callable[[int], dict[int, str]],
-    regions_of: Callable[[int], set[Path]],
-) -> None:
+    cut_repository, monkeypatch, num_interruptions, group_pids, regions_of, make_server
+):
     """The first one ends the patience with the server; what a second one leaves is the next call's."""
     others = regions_of(os.getpid())  # of servers that other tests share
     interruptions = [KeyboardInterrupt] * num_interruptions
 
-    def wait(process: subprocess.Popen[str], timeout_s: float) -> bool:
+    def wait(process, timeout_s):
         if interruptions:
             raise interruptions.pop()
         return has_ended(process, timeout_s)
 
-    server = Server(cut_repository, http_port=0, grpc_port=0, metrics_port=0)
+    server = make_server(cut_repository)
     server.start()
     pid = server.pid
     os.kill(pid, signal.SIGSTOP)  # as one that hangs
@@ -193,9 +168,7 @@ def test_a_stop_that_is_interrupted_goes_on(
     assert regions_of(os.getpid()) <= others
 
 
-def test_a_server_does_not_outlive_a_killed_launcher(
-    cut_repository: Path, start_command: Callable[..., tuple[Any, int]], group_pids: Callable[[int], dict[int, str]]
-) -> None:
+def test_a_server_does_not_outlive_a_killed_launcher(cut_repository, start_command, group_pids):
     process, server = start_command(cut_repository)
     process.kill()
     process.communicate()
@@ -205,9 +178,9 @@ def test_a_server_does_not_outlive_a_killed_launcher(
     assert not group_pids(server)
 
 
-def test_a_start_runs_no_handlers_of_forks(cut_repository: Path) -> None:
+def test_a_start_runs_no_handlers_of_forks(cut_repository, make_server):
     # gRPC's make one start in a hundred crash, where a client is open.
-    forks: list[int] = []
+    forks = []
     os.register_at_fork(before=lambda: forks.append(1))
-    with Server(cut_repository, http_port=0, grpc_port=0, metrics_port=0):
+    with make_server(cut_repository):
         assert not forks
