@@ -15,13 +15,9 @@ from carnelian_export.model_configs import read_config
 from carnelian_export.stages import SOURCES
 from tritonclient.grpc import model_config_pb2 as pb
 
-ROOT = Path(__file__).parents[2]
-REPOSITORY = ROOT / "model_repository"
+REPOSITORY = Path(__file__).parents[2] / "model_repository"
 ENSEMBLES = ["quartznet_demo", "quartznet_demo_pcm"]
 STAGES = ["audio_decode", "quartznet_demo_acoustic", "quartznet_demo_ctc", "quartznet_demo_features"]
-MODELS = [*ENSEMBLES, *STAGES]
-# A file of each backend that native Triton loads; an ensemble needs the folder alone.
-MODEL_FILES = {"dali": "dali.py", "onnxruntime": "model.onnx", "python": "model.py", "": ""}
 # What the native DALI backend runs, and before it what makes DALI 1.42, of Triton 24.10, out of a later one.
 SERIALISE = """
 import importlib.util, sys
@@ -42,27 +38,6 @@ def config_of(model: str) -> pb.ModelConfig:
 
 def signatures(tensors) -> dict[str, tuple]:
     return {tensor.name: (tensor.data_type, list(tensor.dims)) for tensor in tensors}
-
-
-def test_every_subfolder_is_a_model(shipped):
-    assert {path.name for path in shipped.iterdir() if path.is_dir()} == set(MODELS)
-
-
-@pytest.mark.parametrize("model", MODELS)
-def test_a_model_is_named_as_its_folder(model):
-    assert config_of(model).name == model
-
-
-@pytest.mark.parametrize("model", MODELS)
-def test_a_model_has_one_loadable_version(model):
-    assert [p.name for p in (REPOSITORY / model).iterdir() if p.is_dir() and p.name != "warmup"] == ["1"]
-    assert (REPOSITORY / model / "1" / MODEL_FILES[config_of(model).backend]).exists()
-
-
-@pytest.mark.parametrize("ensemble", ENSEMBLES)
-def test_git_keeps_an_ensembles_version_folder(ensemble):
-    command = ["git", "-C", str(ROOT), "ls-files", f"model_repository/{ensemble}/1"]
-    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
 @pytest.mark.parametrize("ensemble", ENSEMBLES)
@@ -129,7 +104,7 @@ def test_the_public_tensors():
     assert signatures(files.output) == signatures(samples.output) == text
 
 
-@pytest.mark.parametrize("model", sorted(set(MODELS) - set(ENSEMBLES)))
+@pytest.mark.parametrize("model", STAGES)
 def test_the_entry_alone_turns_requests_away_beyond_its_queue(model):
     batching = config_of(model).dynamic_batching
     # Where there is a policy, Triton 2.51 leaves requests waiting half a second beside an idle instance.
@@ -147,11 +122,6 @@ def test_bad_files_do_not_share_a_batch_and_clips_of_any_lengths_do():
     for stage, tensor in {"features": "SIGNAL", "acoustic": "FEATURES", "ctc": "LOG_PROBS"}.items():
         inputs = {t.name: t for t in config_of(f"quartznet_demo_{stage}").input}
         assert inputs[tensor].allow_ragged_batch
-
-
-def test_the_decoder_is_that_of_offline_evaluation():
-    source, copy = Path(carnelian_training.ctc.__file__).parent, REPOSITORY / "quartznet_demo_ctc" / "1" / "ctc"
-    assert {p.name: p.read_bytes() for p in copy.glob("*.py")} == {p.name: p.read_bytes() for p in source.glob("*.py")}
 
 
 def test_the_confidences_of_every_decoder_are_calibrated():
