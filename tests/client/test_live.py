@@ -145,8 +145,8 @@ def test_asyncio_gives_the_same(server, clip, reference):
     assert MODEL in {model.name for model in models}
 
 
-def test_a_long_recording_is_understood_as_its_clips_are(client):
-    clips = [json.loads(line) for line in (DEMO_CLIPS / "manifest.jsonl").read_text().splitlines()]
+def test_a_long_recording_is_understood_as_its_clips_are(client, read_rows):
+    clips = read_rows(DEMO_CLIPS / "manifest.jsonl")
     clips = [clip for clip in clips if soundfile.info(DEMO_CLIPS / clip["audio_filepath"]).samplerate == RATE] * 5
     paths = [DEMO_CLIPS / clip["audio_filepath"] for clip in clips]
     samples, spans_s = np.zeros(0, np.float32), []

@@ -2,7 +2,6 @@
 
 import functools
 import io
-import json
 import shutil
 import sys
 from dataclasses import replace
@@ -31,10 +30,6 @@ def command(call):
     return functools.partial(call, main, "evaluate")
 
 
-def predictions(path: Path) -> list[str]:
-    return [json.loads(line)["pred_text"] for line in path.read_text().splitlines()]
-
-
 def test_a_terminal_shows_how_many_clips_have_been_heard(server, monkeypatch):
     class Terminal(io.StringIO):
         def isatty(self):
@@ -57,10 +52,10 @@ def test_a_server_and_its_checkpoint_agree_utterance_by_utterance(server, tmp_pa
     assert served == offline
     assert offline[0] == 0
     assert "substitutions" in offline[1]
-    assert predictions(tmp_path / "served.jsonl") == predictions(tmp_path / "offline.jsonl")
+    assert (tmp_path / "served.jsonl").read_text() == (tmp_path / "offline.jsonl").read_text()
 
 
-def test_the_table_has_a_row_for_each_test_set_and_decoder_offline_and_served(server, tmp_path, command):
+def test_the_table_has_a_row_for_each_test_set_and_decoder_offline_and_served(server, tmp_path, command, read_rows):
     clips = [replace(clip, extra={"source": clip.audio_filepath.suffix}) for clip in read_manifest(CLIPS)]
     write_manifest(tmp_path / "clips.jsonl", [c for c in clips if c.extra["source"] in (".flac", ".opus")])
     models = ["--lm", DEPLOYED / "english.klm", "--neural-lm", DEPLOYED / "english.onnx"]
@@ -68,7 +63,7 @@ def test_the_table_has_a_row_for_each_test_set_and_decoder_offline_and_served(se
     arguments = [*models, "--url", server.grpc_url, "--out", tmp_path / "rows.jsonl"]
     status, printed, _ = command("--table", DEMO, tmp_path / "clips.jsonl", *arguments)
     assert status == 0
-    rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    rows = read_rows(tmp_path / "rows.jsonl")
     everything = str(tmp_path / "clips.jsonl")
     assert [(row["test_set"], row["decoder"], row["same"]) for row in rows] == [
         (test_set, decoder, clips)
@@ -85,35 +80,33 @@ def test_the_table_has_a_row_for_each_test_set_and_decoder_offline_and_served(se
     assert command("--table", CLIPS)[0] == command("--table", DEMO, CLIPS, "--decoder", "beam")[0] == 2
 
 
-def test_a_clip_that_the_server_refuses_is_named_and_counted(server, tmp_path, command):
+def test_a_clip_that_the_server_refuses_is_named_and_counted(server, tmp_path, command, write_rows, read_rows):
     shutil.copy(CLIPS.parent / "letter.wav", tmp_path)
     (tmp_path / "broken.wav").write_bytes(b"RIFF")
     lines = [{"audio_filepath": name, "duration": 3.6, "text": "two words"} for name in ("letter.wav", "broken.wav")]
-    manifest, heard = tmp_path / "manifest.jsonl", tmp_path / "heard.jsonl"
-    manifest.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    manifest, heard = write_rows(tmp_path / "manifest.jsonl", lines), tmp_path / "heard.jsonl"
     status, printed, err = command("--url", server.grpc_url, manifest, "--out", heard)
     assert status == 1
     assert "2 clips       4 words" in printed
-    rows = [json.loads(line) for line in heard.read_text().splitlines()]
+    rows = read_rows(heard)
     assert "error" not in rows[0]
     assert rows[1]["pred_text"] == ""
     assert rows[1]["error"]
     assert "broken.wav failed" in err
 
 
-def test_a_table_names_the_clips_that_fail_once_and_warns_of_capitals(server, tmp_path, command):
+def test_a_table_names_the_clips_that_fail_once_and_warns_of_capitals(server, tmp_path, command, write_rows, read_rows):
     soundfile.write(tmp_path / "long.wav", np.zeros(61 * 16_000, np.int16), 16_000)
     lines = [
         {"audio_filepath": str(tmp_path / "long.wav"), "duration": 61.0, "text": "two words", "source": "long"},
         {"audio_filepath": str(CLIPS.parent / "letter.wav"), "duration": 3.6, "text": "Two words", "source": "letter"},
         {"audio_filepath": str(CLIPS.parent / "letter.wav"), "duration": 3.6, "text": "two"},
     ]
-    (tmp_path / "m.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_rows(tmp_path / "m.jsonl", lines)
     out = tmp_path / "rows.jsonl"
     status, _, err = command("--table", DEMO, tmp_path / "m.jsonl", "--url", server.grpc_url, "--out", out)
     assert status == 1
-    assert [json.loads(line)["failed"] for line in out.read_text().splitlines()] == [1, 0, 1]
-    assert [json.loads(line)["clips"] for line in out.read_text().splitlines()] == [1, 1, 3]
+    assert [(row["failed"], row["clips"]) for row in read_rows(out)] == [(1, 1), (0, 1), (1, 3)]
     assert err.count("long.wav failed") == 1
     assert "1 of 3 references hold characters outside the labels" in err
 
@@ -151,16 +144,18 @@ def test_a_server_that_is_shutting_down_is_an_error_in_one_line(monkeypatch):
         evaluate_served("localhost:1", "tiny", CLIPS)
 
 
-def test_a_server_hears_segments_as_a_checkpoint_does(server, tmp_path, command):
+def test_a_server_hears_segments_as_a_checkpoint_does(server, tmp_path, command, write_rows, read_rows):
     clip = CLIPS.parent / "letter.wav"
     line = {"audio_filepath": str(clip), "text": "two words"}
     lines = [line | {"offset": 1.0, "duration": 1.5}, line | {"offset": 99.0, "duration": 1.5}]
-    (tmp_path / "one.jsonl").write_text(json.dumps(lines[0]) + "\n")
-    (tmp_path / "both.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_rows(tmp_path / "one.jsonl", lines[:1])
+    write_rows(tmp_path / "both.jsonl", lines)
     assert command(DEMO, tmp_path / "one.jsonl", "--out", tmp_path / "offline.jsonl")[0] == 0
     assert command("--url", server.grpc_url, tmp_path / "both.jsonl", "--out", tmp_path / "served.jsonl")[0] == 1
-    assert predictions(tmp_path / "served.jsonl") == [*predictions(tmp_path / "offline.jsonl"), ""]
-    assert "error" in json.loads((tmp_path / "served.jsonl").read_text().splitlines()[1])
+    (offline,), (served, refused) = read_rows(tmp_path / "offline.jsonl"), read_rows(tmp_path / "served.jsonl")
+    assert served["pred_text"] == offline["pred_text"]
+    assert refused["pred_text"] == ""
+    assert "error" in refused
 
 
 def test_a_segment_that_cannot_be_read_is_not_sent_and_shifts_no_other(server, monkeypatch):
@@ -177,10 +172,10 @@ def test_a_segment_that_cannot_be_read_is_not_sent_and_shifts_no_other(server, m
     assert [*evaluation.failures.items()] == [(i, "begins 99 s into a file that lasts 3.60 s") for i in (0, 2)]
 
 
-def test_decomposed_references_are_warned_of_without_the_labels(server, tmp_path, command):
+def test_decomposed_references_are_warned_of_without_the_labels(server, tmp_path, command, write_rows):
     line = {"audio_filepath": str(CLIPS.parent / "letter.wav"), "duration": 3.6}
     lines = [line | {"text": text} for text in ("scho\u0308n", "sch\u00f6n")]
-    (tmp_path / "m.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_rows(tmp_path / "m.jsonl", lines)
     status, _, err = command("--url", server.grpc_url, tmp_path / "m.jsonl")
     assert status == 0
     assert "1 of 2 references hold decomposed characters (NFD), which count as errors" in err

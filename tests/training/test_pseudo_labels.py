@@ -1,5 +1,4 @@
 import functools
-import json
 import re
 from pathlib import Path
 
@@ -26,12 +25,10 @@ def command(call):
 
 
 @pytest.fixture
-def unlabelled(tmp_path):
-    rows = [json.loads(line) for line in CLIPS.read_text().splitlines()]
+def unlabelled(tmp_path, read_rows, write_rows):
+    rows = read_rows(CLIPS)
     rows = [row | {"audio_filepath": str(CLIPS.parent / row["audio_filepath"]), "text": ""} for row in rows]
-    path = tmp_path / "unlabelled.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
+    return write_rows(tmp_path / "unlabelled.jsonl", rows)
 
 
 def test_what_is_heard_becomes_the_text_of_a_manifest(unlabelled, tmp_path, command, call):

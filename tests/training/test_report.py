@@ -188,14 +188,14 @@ def test_a_line_that_a_kill_cut_within_a_character_is_left_out(tmp_path):
     assert [record["step"] for record in read_metrics(tmp_path / "metrics.jsonl")] == [1]
 
 
-def test_an_evaluation_that_comes_again_is_recorded_once(tiny_config, tmp_path):
+def test_an_evaluation_that_comes_again_is_recorded_once(tiny_config, tmp_path, write_rows):
     lines = [
         {"step": 1, "loss": 1.0},
         {"step": 1, "dev_wer": 0.5},
         {"step": 2, "loss": 1.0},
         {"step": 2, "dev_wer": 0.4},
     ]
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_rows(tmp_path / "metrics.jsonl", lines)
     Report(tmp_path, tiny_config, 2, 1)  # killed between the record and the checkpoint that knows of it
     assert read_metrics(tmp_path / "metrics.jsonl") == lines[:3]
 
@@ -209,20 +209,19 @@ def test_other_processes_write_nothing(tiny_config, tmp_path, heard):
     assert not list(tmp_path.iterdir())
 
 
-def test_equal_records_give_an_equal_picture(tmp_path, call):
-    metrics = tmp_path / "metrics.jsonl"
+def test_equal_records_give_an_equal_picture(tmp_path, call, write_rows):
     records = [{"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.0}, {"step": 2, "dev_wer": 0.5, "dev_cer": 0.2}]
-    metrics.write_text("".join(json.dumps(record) + "\n" for record in records))
+    metrics = write_rows(tmp_path / "metrics.jsonl", records)
     for name in ("a.svg", "b.svg"):
         assert call(main, "plot", metrics, tmp_path / name)[0] == 0
     assert (tmp_path / "a.svg").read_text() == (tmp_path / "b.svg").read_text()
     assert "best WER 50.0%, CER 20.0% at step 2" in (tmp_path / "a.svg").read_text()
 
 
-def test_the_picture_names_the_evaluation_that_training_kept(tmp_path):
+def test_the_picture_names_the_evaluation_that_training_kept(tmp_path, write_rows):
     def picture(*evaluations):
         records = [{"step": step, **record} for step, record in enumerate(evaluations)]
-        (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+        write_rows(tmp_path / "metrics.jsonl", records)
         draw([tmp_path / "metrics.jsonl"], tmp_path / "curves.svg")
         return (tmp_path / "curves.svg").read_text()
 
@@ -260,11 +259,11 @@ def test_what_holds_no_curve_is_refused(tmp_path):
         draw([metrics], tmp_path / "x.png")
 
 
-def test_runs_are_compared_in_one_picture_by_the_names_of_their_folders(tmp_path):
+def test_runs_are_compared_in_one_picture_by_the_names_of_their_folders(tmp_path, write_rows):
     for run, wer in (("tuned", 0.5), ("scratch", 0.9)):
         (tmp_path / run).mkdir()
         records = [{"step": 1, "loss": 2.0}, {"step": 2, "dev_wer": wer, "dev_cer": wer / 2}]
-        (tmp_path / run / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+        write_rows(tmp_path / run / "metrics.jsonl", records)
     draw([tmp_path / run / "metrics.jsonl" for run in ("tuned", "scratch")], tmp_path / "curves.svg")
     picture = (tmp_path / "curves.svg").read_text()
     for name in ("WER, tuned", "CER, tuned", "WER, scratch", "CER, scratch"):

@@ -1,4 +1,3 @@
-import json
 import math
 import os
 import subprocess
@@ -28,11 +27,6 @@ def transcript(text: str) -> Transcript:
 def accuracy() -> Accuracy:
     utterances = [utterance("one two", "a"), utterance("three four", "b"), utterance("five six", "b")]
     return Accuracy(utterances, [transcript("one two"), transcript("three for"), OSError("clip.wav is not there")], 2.0)
-
-
-def write_manifest(path: Path, *rows: dict) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
 
 
 def test_rates_are_over_all_words_together(accuracy):
@@ -70,9 +64,9 @@ def test_spaces_beside_spaces_are_no_errors():
     assert (spaced.wer, spaced.cer) == (0, 0)
 
 
-def test_what_is_written_is_a_manifest_with_transcripts(accuracy, tmp_path):
+def test_what_is_written_is_a_manifest_with_transcripts(accuracy, tmp_path, read_rows):
     accuracy.write(tmp_path / "new" / "heard.jsonl")
-    rows = [json.loads(line) for line in (tmp_path / "new" / "heard.jsonl").read_text().splitlines()]
+    rows = read_rows(tmp_path / "new" / "heard.jsonl")
     said = {"text": "one two", "pred_text": "one two"}
     assert rows[0] == {"audio_filepath": "clip.wav", "duration": 999.0, **said, "source": "a"}
     assert [row["pred_text"] for row in rows] == ["one two", "three for", ""]
@@ -94,14 +88,14 @@ def test_what_is_no_manifest_is_named(tmp_path, content, words):
         measure(path, "localhost:1", MODEL)
 
 
-def test_rates_and_speed_are_printed_and_clips_that_fail_are_named(server, tmp_path, call):
-    rows = [json.loads(line) for line in (CLIPS / "manifest.jsonl").read_text().splitlines()]
+def test_rates_and_speed_are_printed_and_clips_that_fail_are_named(server, tmp_path, call, write_rows, read_rows):
+    rows = read_rows(CLIPS / "manifest.jsonl")
     texts = {str(CLIPS / row["audio_filepath"]): row["text"] for row in rows}
     good = [{"audio_filepath": path, "duration": 4.0, "text": text, "source": ""} for path, text in texts.items()]
     silent = {"audio_filepath": next(iter(texts)), "duration": 4.0, "text": "", "source": "silent"}
     (tmp_path / "text.wav").write_text("RIFF, it claims, but this is text")
     bad = [{"audio_filepath": name, "duration": 9.0, "text": "a b c"} for name in ("text.wav", "missing.wav")]
-    manifest = write_manifest(tmp_path / "manifest.jsonl", bad[0], *good, silent, bad[1])
+    manifest = write_rows(tmp_path / "manifest.jsonl", [bad[0], *good, silent, bad[1]])
 
     options = ["--url", server.grpc_url, "--model", MODEL, "--out", tmp_path / "heard.jsonl"]
     before = manifest.read_text()
@@ -124,16 +118,16 @@ def test_rates_and_speed_are_printed_and_clips_that_fail_are_named(server, tmp_p
     assert str(tmp_path / "text.wav") in first
     assert str(tmp_path / "missing.wav") in second
 
-    heard = [json.loads(line) for line in (tmp_path / "heard.jsonl").read_text().splitlines()]
+    heard = read_rows(tmp_path / "heard.jsonl")
     assert [row["text"] for row in heard] == ["a b c", *texts.values(), "", "a b c"]
     with CarnelianClient(server.grpc_url, model=MODEL) as client:
         assert [row["pred_text"] for row in heard[1:-2]] == [client.transcribe(path).text for path in texts]
 
 
-def test_sources_of_any_script_stay_in_line_and_end_no_command(server, tmp_path):
+def test_sources_of_any_script_stay_in_line_and_end_no_command(server, tmp_path, write_rows):
     sources = {"Rundfunk": b"Rundfunk", "日本放送": rb"\u65e5\u672c\u653e\u9001", "Zu\u0308rich": rb"Zu\u0308rich"}
     clip = {"audio_filepath": str(CLIPS / "letter.wav"), "duration": 3.6, "text": "a letter"}
-    manifest = write_manifest(tmp_path / "m.jsonl", *({**clip, "source": source} for source in sources))
+    manifest = write_rows(tmp_path / "m.jsonl", [{**clip, "source": source} for source in sources])
     command = [sys.executable, "-c", "from carnelian_perf.cli import main; main()", "accuracy", manifest]
     for encoding in ("utf-8", "latin-1", "ascii:surrogateescape"):
         environment = os.environ | {"PYTHONIOENCODING": encoding}

@@ -1,4 +1,3 @@
-import json
 import re
 from pathlib import Path
 
@@ -44,12 +43,11 @@ def test_more_batches_than_there_are_is_an_error(tiny, call):
     assert re.search(r"the epoch must have more batches than are read, 99, but has \d+: .*name more clips", err)
 
 
-def test_a_batch_without_a_clip_that_can_be_read_is_an_error(tiny, tmp_path, call):
+def test_a_batch_without_a_clip_that_can_be_read_is_an_error(tiny, tmp_path, call, write_rows):
     rows = [{"audio_filepath": f"{number}.wav", "duration": 4.0, "text": "one two"} for number in range(4)]
     for row in rows:
         (tmp_path / row["audio_filepath"]).write_text("no sound")
-    manifest = tmp_path / "broken.jsonl"
-    manifest.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    manifest = write_rows(tmp_path / "broken.jsonl", rows)
     trained = f"data.train=[{{path: {manifest}}}]"
     status, _, err = call(main, "loading", tiny, "--set", trained, "--batches", 2, "--steps", 1)
     assert status == 1
