@@ -91,6 +91,10 @@ class Rendered:
         """The serving pods' spec."""
         return self.one("Deployment")["spec"]["template"]["spec"]
 
+    def job(self, name: str) -> Manifest:
+        """The spec of the pods of the only Job whose name ends so."""
+        return self.one("Job", name)["spec"]["template"]["spec"]
+
     @property
     def server(self) -> Manifest:
         """The serving container."""
@@ -144,7 +148,7 @@ def chart() -> Path:
 
 @pytest.fixture(scope="session", params=HELMS)
 def helm(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
+    return request.param
 
 
 @pytest.fixture(scope="session")
@@ -155,7 +159,7 @@ def call_helm(helm: str) -> Callable[..., subprocess.CompletedProcess[str]]:
 
 @pytest.fixture(scope="session", params=CASES)
 def case(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
+    return request.param
 
 
 @pytest.fixture(scope="session")
@@ -166,7 +170,7 @@ def case_manifests(case: str) -> list[Manifest]:
 
 @pytest.fixture(scope="session")
 def groups(render: Callable[..., Rendered]) -> list[Manifest]:
-    return list(render(case="monitoring").one("PrometheusRule")["spec"]["groups"])
+    return render(case="monitoring").one("PrometheusRule")["spec"]["groups"]
 
 
 @pytest.fixture(scope="session")
@@ -176,13 +180,13 @@ def alerts(groups: list[Manifest]) -> list[Manifest]:
 
 @pytest.fixture(scope="session")
 def dashboard(render: Callable[..., Rendered]) -> Manifest:
-    return dict(json.loads(render(case="monitoring").one("ConfigMap", "-dashboard")["data"]["carnelian.json"]))
+    return json.loads(render(case="monitoring").one("ConfigMap", "-dashboard")["data"]["carnelian.json"])
 
 
 @pytest.fixture(scope="session")
 def adapter_rule(render: Callable[..., Rendered]) -> dict[str, str]:
     (rule,) = yaml.safe_load(render(case="monitoring").one("ConfigMap", "-adapter-rules")["data"]["rules.yaml"])
-    return dict(rule)
+    return rule
 
 
 class Container:
@@ -218,7 +222,7 @@ class Container:
         request = urllib.request.Request(f"http://{self.http}{path}", headers=headers or {}, method=method)
         try:
             with urllib.request.urlopen(request, timeout=60) as answer:
-                return int(answer.status)
+                return answer.status
         except urllib.error.HTTPError as error:
             error.close()
             return error.code
@@ -326,10 +330,10 @@ class Prometheus:
             pytest.fail(f"{parameters}: {error.read().decode()}")
 
     def query(self, expression: str) -> list[Manifest]:
-        return list(self._get("query", query=expression)["result"])
+        return self._get("query", query=expression)["result"]
 
     def series(self, selector: str) -> list[dict[str, str]]:
-        return list(self._get("series", **{"match[]": selector}))
+        return self._get("series", **{"match[]": selector})
 
     def rules(self) -> list[Manifest]:
         return [rule for group in self._get("rules")["groups"] for rule in group["rules"]]

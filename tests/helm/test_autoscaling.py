@@ -2,16 +2,11 @@
 
 import json
 import runpy
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-Render = Callable[..., Any]
 
-
-def test_the_hpa_owns_the_number_of_pods(render: Render) -> None:
+def test_the_hpa_owns_the_number_of_pods(render):
     rendered = render(case="monitoring")
     assert "replicas" not in rendered.one("Deployment")["spec"]
     spec = rendered.one("HorizontalPodAutoscaler")["spec"]
@@ -19,12 +14,12 @@ def test_the_hpa_owns_the_number_of_pods(render: Render) -> None:
     assert (spec["minReplicas"], spec["maxReplicas"]) == (2, 10)
 
 
-def test_without_autoscaling_the_deployment_says_how_many(render: Render) -> None:
+def test_without_autoscaling_the_deployment_says_how_many(render):
     assert render("replicas=3").one("Deployment")["spec"]["replicas"] == 3
     assert render().all("HorizontalPodAutoscaler") == []
 
 
-def test_the_hpa_scales_on_audio_in_progress(render: Render) -> None:
+def test_the_hpa_scales_on_audio_in_progress(render):
     rendered = render(case="monitoring")
     assert rendered.one("HorizontalPodAutoscaler")["apiVersion"] == "autoscaling/v2"
     audio, cpu = rendered.one("HorizontalPodAutoscaler")["spec"]["metrics"]
@@ -33,7 +28,7 @@ def test_the_hpa_scales_on_audio_in_progress(render: Render) -> None:
     assert cpu["resource"]["target"] == {"type": "Utilization", "averageUtilization": 80}
 
 
-def test_the_adapter_is_told_the_metric_that_the_hpa_asks_for(render: Render, adapter_rule: dict[str, Any]) -> None:
+def test_the_adapter_is_told_the_metric_that_the_hpa_asks_for(render, adapter_rule):
     metric = render(case="monitoring").one("HorizontalPodAutoscaler")["spec"]["metrics"][0]["pods"]["metric"]["name"]
     assert adapter_rule["name"] == {"as": metric}
     assert adapter_rule["resources"]["overrides"] == {
@@ -42,14 +37,14 @@ def test_the_adapter_is_told_the_metric_that_the_hpa_asks_for(render: Render, ad
     }
 
 
-def test_pods_come_fast_and_go_slowly(render: Render) -> None:
+def test_pods_come_fast_and_go_slowly(render):
     behavior = render(case="monitoring").one("HorizontalPodAutoscaler")["spec"]["behavior"]
     assert "stabilizationWindowSeconds" not in behavior["scaleUp"]
     assert behavior["scaleDown"]["stabilizationWindowSeconds"] == 300
     assert behavior["scaleDown"]["policies"] == [{"type": "Pods", "value": 1, "periodSeconds": 120}]
 
 
-def test_keda_scales_to_zero_with_something_that_wakes_it(render: Render) -> None:
+def test_keda_scales_to_zero_with_something_that_wakes_it(render):
     spec = render(case="keda").one("ScaledObject")["spec"]
     assert spec["minReplicaCount"] == 0
     assert spec["fallback"]["replicas"] == 2
@@ -61,7 +56,7 @@ def test_keda_scales_to_zero_with_something_that_wakes_it(render: Render) -> Non
     assert "replicas" not in render(case="keda").one("Deployment")["spec"]
 
 
-def test_keda_may_have_to_say_who_it_is(render: Render) -> None:
+def test_keda_may_have_to_say_who_it_is(render):
     keda = "autoscaling.keda"
     values = (f"{keda}.authenticationRef.name=token", f"{keda}.authenticationRef.kind=ClusterTriggerAuthentication")
     spec = render(*values, f"{keda}.metadata.authModes=bearer", case="keda").one("ScaledObject")["spec"]
@@ -93,12 +88,12 @@ def test_keda_may_have_to_say_who_it_is(render: Render) -> None:
         ),
     ],
 )
-def test_scaling_that_cannot_work_is_refused(values: tuple[str, ...], advice: str, refusal: Callable[..., str]) -> None:
+def test_scaling_that_cannot_work_is_refused(values, advice, refusal):
     assert advice in refusal(*values)
 
 
 @pytest.mark.parametrize(("raw", "page"), [("pressure", "autoscaling"), ("overload", "sizing")])
-def test_the_table_is_that_of_the_raw_file(chart: Path, raw: str, page: str) -> None:
+def test_the_table_is_that_of_the_raw_file(chart, raw, page):
     script = runpy.run_path(str(chart / "docs" / f"{raw}.py"))
     rows = json.loads((chart / "docs" / f"{raw}.json").read_text())["rows"]
     text = (chart / "docs" / f"{page}.md").read_text()

@@ -3,8 +3,7 @@
 import re
 import shutil
 import tarfile
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import kubernetes_validate
@@ -25,7 +24,7 @@ Manifest = dict[str, Any]
 
 
 @pytest.fixture
-def pods(case_manifests: list[Manifest]) -> list[Manifest]:
+def pods(case_manifests) -> list[Manifest]:
     """Every pod template of the case."""
     found = [m["spec"]["template"] for m in case_manifests if m["kind"] in ("Deployment", "StatefulSet", "Job")]
     return found + [m for m in case_manifests if m["kind"] == "Pod"]
@@ -41,13 +40,13 @@ def is_ours(container: Manifest) -> bool:
     return container["name"] not in ("sidecar", "wait")
 
 
-def test_lint_is_strict(case: str, chart: Path, call_helm: Callable[..., Any]) -> None:
+def test_lint_is_strict(case, chart, call_helm):
     done = call_helm("lint", "--strict", str(chart), "--values", str(chart / "ci" / f"{case}-values.yaml"))
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_both_helms_render_the_same(case: str, render: Callable[..., Any]) -> None:
-    def by_name(helm: str) -> list[Manifest]:
+def test_both_helms_render_the_same(case, render):
+    def by_name(helm):
         manifests = render(case=case, helm=helm).manifests
         for secret in manifests:
             if secret["kind"] == "Secret":
@@ -59,7 +58,7 @@ def test_both_helms_render_the_same(case: str, render: Callable[..., Any]) -> No
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("kube_version", KUBE_VERSIONS)
-def test_kubernetes_knows_every_field(case: str, kube_version: str, render: Callable[..., Any]) -> None:
+def test_kubernetes_knows_every_field(case, kube_version, render):
     manifests = render(case=case, kube_version=f"{kube_version}.0").manifests
     assert manifests
     for manifest in manifests:
@@ -68,7 +67,7 @@ def test_kubernetes_knows_every_field(case: str, kube_version: str, render: Call
             kubernetes_validate.validate(manifest, kube_version, strict=True)
 
 
-def test_names_and_labels_are_legal(case_manifests: list[Manifest]) -> None:
+def test_names_and_labels_are_legal(case_manifests):
     for manifest in case_manifests:
         metadata = manifest["metadata"]
         assert DNS_LABEL.fullmatch(metadata["name"])
@@ -76,18 +75,18 @@ def test_names_and_labels_are_legal(case_manifests: list[Manifest]) -> None:
         assert all(isinstance(value, str) for value in metadata.get("annotations", {}).values())
 
 
-def test_objects_have_the_standard_labels(case_manifests: list[Manifest]) -> None:
+def test_objects_have_the_standard_labels(case_manifests):
     for manifest in case_manifests:
         if not manifest["metadata"]["name"].endswith(("-environment", "-text")):  # the user's own
             assert set(manifest["metadata"]["labels"]) >= STANDARD_LABELS
 
 
-def test_no_two_objects_share_a_name(case_manifests: list[Manifest]) -> None:
+def test_no_two_objects_share_a_name(case_manifests):
     names = [(m["kind"], m["metadata"]["name"]) for m in case_manifests]
     assert len(names) == len(set(names))
 
 
-def test_selectors_find_the_pods(case_manifests: list[Manifest]) -> None:
+def test_selectors_find_the_pods(case_manifests):
     (deployment,) = (m for m in case_manifests if m["kind"] == "Deployment")
     labels = deployment["spec"]["template"]["metadata"]["labels"].items()
     assert deployment["spec"]["selector"]["matchLabels"].items() <= labels
@@ -101,7 +100,7 @@ def test_selectors_find_the_pods(case_manifests: list[Manifest]) -> None:
             assert manifest["spec"]["selector"]["matchLabels"].items() <= labels
 
 
-def test_services_name_ports_that_exist(case_manifests: list[Manifest]) -> None:
+def test_services_name_ports_that_exist(case_manifests):
     pods = [m["spec"]["template"]["spec"] for m in case_manifests if m["kind"] in ("Deployment", "Job")]
     named = {p["name"] for pod in pods for c in pod["containers"] for p in c.get("ports", [])}
     for manifest in case_manifests:
@@ -110,7 +109,7 @@ def test_services_name_ports_that_exist(case_manifests: list[Manifest]) -> None:
             assert len({port["port"] for port in manifest["spec"]["ports"]}) == len(manifest["spec"]["ports"])
 
 
-def test_containers_are_locked_down(pods: list[Manifest]) -> None:
+def test_containers_are_locked_down(pods):
     for pod in pods:
         assert pod["spec"]["securityContext"]["runAsNonRoot"] is True
         assert pod["spec"]["securityContext"]["runAsUser"] > 0
@@ -124,7 +123,7 @@ def test_containers_are_locked_down(pods: list[Manifest]) -> None:
             assert "privileged" not in context
 
 
-def test_images_have_a_fixed_version(pods: list[Manifest]) -> None:
+def test_images_have_a_fixed_version(pods):
     for pod in pods:
         for container in containers(pod):
             _, at, digest = container["image"].partition("@")
@@ -132,7 +131,7 @@ def test_images_have_a_fixed_version(pods: list[Manifest]) -> None:
             assert digest.startswith("sha256:") if at else re.match(r"\d", tag), container["image"]
 
 
-def test_mounts_name_volumes_of_the_pod(pods: list[Manifest]) -> None:
+def test_mounts_name_volumes_of_the_pod(pods):
     for pod in pods:
         volumes = [volume["name"] for volume in pod["spec"].get("volumes", [])]
         assert len(volumes) == len(set(volumes))
@@ -143,7 +142,7 @@ def test_mounts_name_volumes_of_the_pod(pods: list[Manifest]) -> None:
             assert len(paths) == len(set(paths))
 
 
-def test_resources_are_bounded(pods: list[Manifest]) -> None:
+def test_resources_are_bounded(pods):
     for pod in pods:
         for container in filter(is_ours, containers(pod)):
             assert container["resources"]["requests"]["cpu"]
@@ -151,23 +150,23 @@ def test_resources_are_bounded(pods: list[Manifest]) -> None:
             assert container["resources"]["limits"]["memory"]
 
 
-def test_a_pod_has_time_to_leave(case_manifests: list[Manifest]) -> None:
+def test_a_pod_has_time_to_leave(case_manifests):
     (deployment,) = (m for m in case_manifests if m["kind"] == "Deployment")
     pod = deployment["spec"]["template"]["spec"]
     server = next(container for container in pod["containers"] if container["name"] == "server")
     command, delay_s = server["lifecycle"]["preStop"]["exec"]["command"]
-    exit_s = next(re.search(r"=(\d+)", a)[1] for a in server["args"] if a.startswith("--exit-timeout"))  # type: ignore[index]
+    exit_s = next(re.search(r"=(\d+)", a)[1] for a in server["args"] if a.startswith("--exit-timeout"))
     assert command == "sleep"
     assert pod["terminationGracePeriodSeconds"] > int(delay_s) + int(exit_s)
 
 
-def test_another_chart_can_include_it(chart: Path, tmp_path: Path, call_helm: Callable[..., Any]) -> None:
+def test_another_chart_can_include_it(chart, tmp_path, call_helm):
     dependency = {"name": "carnelian", "version": "0.1.0", "condition": "carnelian.enabled"}
     definition = {"apiVersion": "v2", "name": "platform", "version": "1.0.0", "dependencies": [dependency]}
     (tmp_path / "Chart.yaml").write_text(yaml.safe_dump(definition))
     shutil.copytree(chart, tmp_path / "charts" / "carnelian")
 
-    def kinds(*sets: str) -> set[str]:
+    def kinds(*sets):
         done = call_helm("template", "p", str(tmp_path), *(f"--set={value}" for value in sets))
         assert done.returncode == 0, done.stderr
         return {manifest["kind"] for manifest in yaml.safe_load_all(done.stdout) if manifest}
@@ -176,11 +175,15 @@ def test_another_chart_can_include_it(chart: Path, tmp_path: Path, call_helm: Ca
     assert kinds("carnelian.enabled=false") == set()
 
 
-def test_the_packaged_chart_renders_the_same(
-    chart: Path, tmp_path: Path, helm: str, call_helm: Callable[..., Any], render: Callable[..., Any]
-) -> None:
+@pytest.fixture
+def package(chart, tmp_path, call_helm):
+    """The file that `helm package` makes of the chart."""
     assert call_helm("package", str(chart), "--destination", str(tmp_path)).returncode == 0
     (package,) = tmp_path.glob("carnelian-*.tgz")
+    return package
+
+
+def test_the_packaged_chart_renders_the_same(chart, package, helm, call_helm, render):
     values = str(chart / "ci" / "monitoring-values.yaml")
     packaged = call_helm(
         *("template", "speech-eu", str(package), "--namespace=speech", "--kube-version=1.33.0", "--values", values)
@@ -193,13 +196,10 @@ def test_the_packaged_chart_renders_the_same(
     for name in ("download.py", "check_transcript.py"):
         with tarfile.open(package) as tar:
             packed = tar.extractfile(f"carnelian/files/{name}")
-            assert packed is not None
             assert packed.read() == (chart / "files" / name).read_bytes()
 
 
-def test_the_package_has_what_its_pages_lead_to(chart: Path, tmp_path: Path, call_helm: Callable[..., Any]) -> None:
-    assert call_helm("package", str(chart), "--destination", str(tmp_path)).returncode == 0
-    (package,) = tmp_path.glob("carnelian-*.tgz")
+def test_the_package_has_what_its_pages_lead_to(chart, package):
     with tarfile.open(package) as tar:
         names = tar.getnames()
     links = re.findall(r"\]\(([^)#:]+)", (chart / "README.md").read_text())
@@ -209,7 +209,7 @@ def test_the_package_has_what_its_pages_lead_to(chart: Path, tmp_path: Path, cal
         assert any(f"{name}/".startswith(f"carnelian/{link}/") for name in names), f"the package lacks {link}"
 
 
-def test_every_file_that_is_mounted_is_rendered(case_manifests: list[Manifest], pods: list[Manifest]) -> None:
+def test_every_file_that_is_mounted_is_rendered(case_manifests, pods):
     configured = {m["metadata"]["name"]: set(m.get("data", ())) for m in case_manifests if m["kind"] == "ConfigMap"}
     volumes = [volume for pod in pods for volume in pod["spec"].get("volumes", ())]
     for given in (volume["configMap"] for volume in volumes if "configMap" in volume):

@@ -7,7 +7,7 @@ import os
 import re
 import resource
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +36,12 @@ VARIABLES = {**KEPT_MEMORY, **FEW_THREADS}
 
 
 @pytest.fixture(params=IMAGES)
-def image(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
+def image(request) -> str:
+    return request.param
 
 
 @pytest.fixture
-def dockerfile(image: str) -> str:
+def dockerfile(image) -> str:
     return (ROOT / "images" / image / "Dockerfile").read_text()
 
 
@@ -51,25 +51,25 @@ def pins(image: str) -> dict[str, str]:
     return dict(re.findall(r"^([a-z0-9-]+)==(\S+)", text, re.M))
 
 
-def test_hadolint_is_content(image: str, find_tool: Callable[[str], str]) -> None:
+def test_hadolint_is_content(image, find_tool):
     command = [find_tool("hadolint"), str(ROOT / "images" / image / "Dockerfile")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
 
 
-def test_the_user_is_the_chart_s(dockerfile: str, render: Callable[..., Any]) -> None:
+def test_the_user_is_the_chart_s(dockerfile, render):
     context = render().pod["securityContext"]
     assert re.findall(r"^USER (\S+)$", dockerfile, re.M)[-1] == f"{context['runAsUser']}:{context['runAsGroup']}"
 
 
-def test_the_base_is_an_argument_with_a_version(dockerfile: str) -> None:
+def test_the_base_is_an_argument_with_a_version(dockerfile):
     (base,) = re.findall(r"^ARG BASE_IMAGE=(\S+)$", dockerfile, re.M)
     assert re.search(r":\d+\.\d+", base)
     assert set(re.findall(r"^FROM (\S+)", dockerfile, re.M)) == {"${BASE_IMAGE}"}
 
 
 @pytest.mark.parametrize("name", [*IMAGES, "build"])
-def test_every_pin_has_a_hash(name: str) -> None:
+def test_every_pin_has_a_hash(name):
     text = (ROOT / "images" / name / "requirements.txt").read_text()
     assert len(pins(name)) == len(re.findall(r"^\S+==\S+.*\\\n +--hash=sha256:", text, re.M)) > 0
 
@@ -78,7 +78,7 @@ SET_UP = [f"setup/{name}" for name in ("chart-tools", "kenlm", "lock-images", "p
 
 
 @pytest.mark.parametrize("path", [*(f"images/{image}/Dockerfile" for image in IMAGES), *SET_UP])
-def test_everything_that_is_installed_has_a_hash_or_is_built_here(path: str) -> None:
+def test_everything_that_is_installed_has_a_hash_or_is_built_here(path):
     commands = re.findall(r"\bpip\b.* (?:download|install|wheel) (.+)$", (ROOT / path).read_text(), re.M)
     assert commands
     for command in commands:
@@ -91,10 +91,10 @@ def normalise(name: str) -> str:
 
 
 def read_project(folder: str) -> dict[str, Any]:
-    return dict(tomllib.loads((ROOT / folder / "pyproject.toml").read_text())["project"])
+    return tomllib.loads((ROOT / folder / "pyproject.toml").read_text())["project"]
 
 
-def test_the_pins_are_what_the_distributions_ask_for(image: str) -> None:
+def test_the_pins_are_what_the_distributions_ask_for(image):
     locked = pins(image)
     for folder, extras in INSTALLED[image].items():
         project = read_project(folder)
@@ -108,12 +108,12 @@ def test_the_pins_are_what_the_distributions_ask_for(image: str) -> None:
                 assert requirement.specifier.contains(found), f"images/{image}: {requirement}, locked {found}"
 
 
-def test_images_with_onnxruntime_send_no_telemetry(image: str, dockerfile: str) -> None:
+def test_images_with_onnxruntime_send_no_telemetry(image, dockerfile):
     if "onnxruntime" in pins(image):
         assert re.search(r"^ENV (?:.*\\\n)*.*\bORT_DISABLE_TELEMETRY=1\b", dockerfile.rpartition("\nFROM ")[2], re.M)
 
 
-def test_the_images_are_locked_for_what_they_install() -> None:
+def test_the_images_are_locked_for_what_they_install():
     script = (ROOT / "setup" / "lock-images").read_text()
     for image, folders in INSTALLED.items():
         arguments = [",".join([folder, *extras]) for folder, extras in folders.items()]
@@ -128,7 +128,7 @@ def find_imports(path: Path) -> Iterator[str]:
             yield node.module or ""
 
 
-def test_the_native_image_has_what_the_models_import() -> None:
+def test_the_native_image_has_what_the_models_import():
     project = read_project("serving")
     extra = project["optional-dependencies"]["models"]
     assert set(extra) <= set(project["dependencies"])
@@ -143,7 +143,7 @@ def test_the_native_image_has_what_the_models_import() -> None:
             )
 
 
-def test_what_is_copied_exists_and_is_not_ignored(dockerfile: str) -> None:
+def test_what_is_copied_exists_and_is_not_ignored(dockerfile):
     ignore = (ROOT / ".dockerignore").read_text().splitlines()
     assert ignore[1] == "*"
     let_in = [line.removeprefix("!").replace("*", "[^/]+") for line in ignore if line.startswith("!")]
@@ -153,7 +153,7 @@ def test_what_is_copied_exists_and_is_not_ignored(dockerfile: str) -> None:
             assert any(re.fullmatch(rf"{pattern}(/.*)?", source) for pattern in let_in), f"{source} is ignored"
 
 
-def test_any_user_may_read_what_is_copied_whatever_the_clone_s_umask(dockerfile: str) -> None:
+def test_any_user_may_read_what_is_copied_whatever_the_clone_s_umask(dockerfile):
     """OpenShift's is not the image's."""
     copied = re.findall(r"^COPY (?!--from)(.+)$", dockerfile.rpartition("\nFROM ")[2].partition("USER ")[0], re.M)
     assert all(line.startswith("--chown=10001:10001 --chmod=755 ") or line.endswith(" /tmp/") for line in copied), (
@@ -161,7 +161,7 @@ def test_any_user_may_read_what_is_copied_whatever_the_clone_s_umask(dockerfile:
     )
 
 
-def test_the_chart_names_these_images(render: Callable[..., Any]) -> None:
+def test_the_chart_names_these_images(render):
     rendered = render(case="jobs")
     pods = [m["spec"]["template"]["spec"] for m in rendered.manifests if m["kind"] in ("Deployment", "Job")]
     used = {c["image"].split(":")[0] for pod in pods for c in pod["containers"]}
@@ -169,10 +169,10 @@ def test_the_chart_names_these_images(render: Callable[..., Any]) -> None:
     assert used == {"carnelian-serving", "carnelian-training", "carnelian-perf", "carnelian-client"}
 
 
-def test_commands_of_the_chart_are_in_the_images(render: Callable[..., Any]) -> None:
+def test_commands_of_the_chart_are_in_the_images(render):
     rendered = render(case="jobs")
     assert rendered.server["command"][0] in read_project("serving")["scripts"]
-    (sweep,) = rendered.one("Job", "-sweep")["spec"]["template"]["spec"]["containers"]
+    (sweep,) = rendered.job("-sweep")["containers"]
     commands = set(re.findall(r"\bcarnelian-\w+", " ".join(sweep["command"])))
     assert commands
     assert commands <= read_project("perf")["scripts"].keys()
@@ -180,7 +180,7 @@ def test_commands_of_the_chart_are_in_the_images(render: Callable[..., Any]) -> 
 
 
 @pytest.fixture
-def start_tritonserver(tmp_path: Path) -> Callable[..., list[str]]:
+def start_tritonserver(tmp_path):
     """Runs a command that starts tritonserver after `ulimit LIMITS`.
 
     Returns its arguments, the number of files it may open, the KiB of its stacks and its :data:`VARIABLES`.
@@ -191,7 +191,7 @@ def start_tritonserver(tmp_path: Path) -> Callable[..., list[str]]:
     )
     program.chmod(0o755)
 
-    def start_tritonserver(command: list[str], limits: str = "-Sn 1024", **environment: str) -> list[str]:
+    def start_tritonserver(command, limits="-Sn 1024", **environment):
         command = ["sh", "-c", f'ulimit {limits}; exec "$@"', "sh", *command]
         environment = {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}", **environment}
         return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.splitlines()
@@ -203,7 +203,7 @@ MAX_FILES = min(2**16, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
 LIKE_CARNELIAN_SERVE = [str(MAX_FILES), str(THREAD_STACK_BYTES // 2**10), *VARIABLES.values()]
 
 
-def test_the_native_image_starts_triton_as_carnelian_serve_does(start_tritonserver: Callable[..., list[str]]) -> None:
+def test_the_native_image_starts_triton_as_carnelian_serve_does(start_tritonserver):
     text = (ROOT / "images" / "serving" / "Dockerfile").read_text()
     entry, command = (
         json.loads(re.findall(rf"^{name} (\[.+)$", text.replace("\\\n", ""), re.M)[-1])
@@ -214,9 +214,7 @@ def test_the_native_image_starts_triton_as_carnelian_serve_does(start_tritonserv
     assert start_tritonserver(entry[1:] + command, **variables) == [*command[1:], *LIKE_CARNELIAN_SERVE]
 
 
-def test_the_chart_starts_triton_as_carnelian_serve_does(
-    render: Callable[..., Any], start_tritonserver: Callable[..., list[str]]
-) -> None:
+def test_the_chart_starts_triton_as_carnelian_serve_does(render, start_tritonserver):
     server = render("runtime=native").server
     command = [word.replace("/dev/shm", "/nowhere") for word in server["command"] + server["args"]]
     assert start_tritonserver(command) == [" ".join(server["args"]), *LIKE_CARNELIAN_SERVE]
@@ -224,9 +222,7 @@ def test_the_chart_starts_triton_as_carnelian_serve_does(
     assert start_tritonserver(command, **own)[3:] == [*own.values()]
 
 
-def test_the_chart_trims_a_key_as_carnelian_serve_does(
-    render: Callable[..., Any], start_tritonserver: Callable[..., list[str]]
-) -> None:
+def test_the_chart_trims_a_key_as_carnelian_serve_does(render, start_tritonserver):
     server = render("runtime=native").server
     command = [word.replace("/dev/shm", "/nowhere") for word in server["command"]]
     given = [argument.replace("$(CARNELIAN_ADMIN_KEY)", "k $HOME *\r\n") for argument in server["args"]]
@@ -234,18 +230,14 @@ def test_the_chart_trims_a_key_as_carnelian_serve_does(
 
 
 @pytest.mark.parametrize(("limits", "files"), [("-Sn 1024; ulimit -Hn 2000", 2000), ("-Sn 70000", 70000)])
-def test_a_limit_of_open_files_is_raised_as_far_as_it_goes_and_never_lowered(
-    limits: str, files: int, render: Callable[..., Any], start_tritonserver: Callable[..., list[str]]
-) -> None:
+def test_a_limit_of_open_files_is_raised_as_far_as_it_goes_and_never_lowered(limits, files, render, start_tritonserver):
     if resource.getrlimit(resource.RLIMIT_NOFILE)[1] < files:
         pytest.skip("the hard limit of this machine is lower")
     command = [word.replace("/dev/shm", "/nowhere") for word in render("runtime=native").server["command"]]
     assert start_tritonserver(command, limits)[1] == str(files)
 
 
-def test_the_chart_takes_back_the_shared_memory_of_a_container_that_was_killed(
-    render: Callable[..., Any], start_tritonserver: Callable[..., list[str]], tmp_path: Path
-) -> None:
+def test_the_chart_takes_back_the_shared_memory_of_a_container_that_was_killed(render, start_tritonserver, tmp_path):
     shell, option, script, *others = render("runtime=native").server["command"]
     left, other = (tmp_path / name for name in ("triton_python_backend_shm_region_1", "other"))
     left.touch()

@@ -9,8 +9,6 @@ import http.server
 import json
 import subprocess
 import threading
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -73,7 +71,7 @@ class Api(http.server.BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[tuple[dict[str, dict[str, Any]], Path]]:
+def cluster(tmp_path):
     """What the server answers, to be added to, and the kubeconfig that leads to it."""
     answers = dict(ANSWERS)
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Api, answers)) as server:
@@ -92,21 +90,19 @@ def cluster(tmp_path: Path) -> Iterator[tuple[dict[str, dict[str, Any]], Path]]:
 
 
 @pytest.fixture
-def render_in_cluster(
-    cluster: tuple[Any, Path], helm: str, find_tool: Callable[[str], str], chart: Path
-) -> Callable[..., str]:
-    def render_in_cluster(*sets: str) -> str:
+def render_in_cluster(cluster, helm, find_tool, chart):
+    def render_in_cluster(*sets):
         command = [find_tool(helm), "template", "speech", str(chart), "--namespace=speech", "--dry-run=server"]
         command.append("--disable-openapi-validation")
         command += [f"--kubeconfig={cluster[1]}", "--show-only=templates/secret.yaml", *(f"--set={s}" for s in sets)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == 0, done.stderr
-        return str(yaml.safe_load(done.stdout)["data"]["key"])
+        return yaml.safe_load(done.stdout)["data"]["key"]
 
     return render_in_cluster
 
 
-def test_a_key_that_was_made_up_is_kept(cluster: Any, render_in_cluster: Callable[..., str]) -> None:
+def test_a_key_that_was_made_up_is_kept(cluster, render_in_cluster):
     first = render_in_cluster()
     assert render_in_cluster() != first
     cluster[0][SECRET] = {
@@ -135,21 +131,21 @@ data: {notes: {{ include "carnelian/templates/NOTES.txt" . | quote }}}
 
 
 @pytest.fixture
-def notes(tmp_path: Path, chart: Path, helm: str, call_helm: Callable[..., Any]) -> Callable[..., str]:
+def notes(tmp_path, chart, helm, call_helm):
     """What Helm says after an installation."""
 
-    def notes(*sets: str, case: str = "default") -> str:
+    def notes(*sets, case="default"):
         (tmp_path / "notes.yaml").write_text(yaml.safe_dump({"extraObjects": [NOTES]}))
         files = [f"--values={chart}/ci/{case}-values.yaml", f"--values={tmp_path}/notes.yaml"]
         done = call_helm("template", "speech", str(chart), "--namespace=asr", *files, *(f"--set={s}" for s in sets))
         assert done.returncode == 0, done.stderr
         found = (m for m in yaml.safe_load_all(done.stdout) if m and m["metadata"]["name"] == "notes")
-        return str(next(found)["data"]["notes"])
+        return next(found)["data"]["notes"]
 
     return notes
 
 
-def test_notes_of_every_case_are_whole(case: str, notes: Callable[..., str]) -> None:
+def test_notes_of_every_case_are_whole(case, notes):
     text = notes(case=case)
     assert "port-forward service/" in text
     assert "helm test speech --namespace asr" in text
@@ -176,11 +172,11 @@ def test_notes_of_every_case_are_whole(case: str, notes: Callable[..., str]) -> 
         (("networkPolicy.enabled=true",), "networkPolicy.scrapers"),
     ],
 )
-def test_notes_say_what_the_values_ask_for(values: tuple[str, ...], says: str, notes: Callable[..., str]) -> None:
+def test_notes_say_what_the_values_ask_for(values, says, notes):
     assert says in notes(*values)
 
 
-def test_notes_do_not_warn_of_what_is_there(notes: Callable[..., str]) -> None:
+def test_notes_do_not_warn_of_what_is_there(notes):
     text = notes("monitoring.serviceMonitor.enabled=true", "autoscaling.mode=hpa")
     assert "nothing here scrapes" not in text
     assert "From outside" not in text

@@ -1,11 +1,8 @@
 """`helm test`, training and measuring: what the Pods start is what exists, with options it takes."""
 
-import json
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -15,16 +12,13 @@ from torch.distributed.launcher.api import LaunchConfig
 from torch.distributed.run import parse_args
 
 ROOT = Path(__file__).parents[2]
-Render = Callable[..., Any]
 
 
 @pytest.fixture
-def check_transcript(
-    render: Render, chart: Path, container: Any, secrets: Path
-) -> Callable[..., subprocess.CompletedProcess[str]]:
+def check_transcript(render, chart, container, secrets):
     """Runs the test Pod's command, on the server that the chart's other arguments started."""
 
-    def check_transcript(*values: str) -> subprocess.CompletedProcess[str]:
+    def check_transcript(*values):
         rendered = render("tls.secretName=tls", *values)
         (pod,) = rendered.one("Pod")["spec"]["containers"]
         (secrets / "check_transcript.py").write_text(rendered.one("ConfigMap", "-test")["data"]["check_transcript.py"])
@@ -38,46 +32,46 @@ def check_transcript(
     return check_transcript
 
 
-def test_helm_test_transcribes_a_recording(check_transcript: Callable[..., Any]) -> None:
+def test_helm_test_transcribes_a_recording(check_transcript):
     done = check_transcript()
     assert done.returncode == 0, done.stdout + done.stderr
     assert "character error rate" in done.stdout
 
 
-def test_helm_test_fails_where_something_else_is_heard(check_transcript: Callable[..., Any]) -> None:
+def test_helm_test_fails_where_something_else_is_heard(check_transcript):
     done = check_transcript("test.reference=quick brown foxes jump over nothing at all")
     assert done.returncode == 1
 
 
-def test_helm_test_says_what_is_wrong(check_transcript: Callable[..., Any]) -> None:
+def test_helm_test_says_what_is_wrong(check_transcript):
     done = check_transcript("model.name=absent")
     assert done.returncode == 1
     assert "must transcribe" in done.stderr
     assert "absent" in done.stderr
 
 
-def test_the_reference_is_what_the_clip_s_manifest_says(render: Render) -> None:
+def test_the_reference_is_what_the_clip_s_manifest_says(render, read_rows):
     arguments = render().one("Pod")["spec"]["containers"][0]["args"]
-    clips = [json.loads(line) for line in (ROOT / "demo" / "clips" / "manifest.jsonl").read_text().splitlines()]
+    clips = read_rows(ROOT / "demo" / "clips" / "manifest.jsonl")
     texts = {clip["audio_filepath"]: clip["text"] for clip in clips}
     options = dict(argument.removeprefix("--").split("=", 1) for argument in arguments)
     assert texts[Path(options["clip"]).name] == options["reference"]
 
 
-def test_the_test_pod_and_its_script_are_hooks(render: Render) -> None:
+def test_the_test_pod_and_its_script_are_hooks(render):
     for manifest in (render().one("Pod"), render().one("ConfigMap", "-test")):
         assert manifest["metadata"]["annotations"]["helm.sh/hook"] == "test"
 
 
-def test_the_test_pod_runs_where_the_server_may(render: Render) -> None:
+def test_the_test_pod_runs_where_the_server_may(render):
     rendered = render("nodeSelector.kubernetes\\.io/arch=amd64", "tolerations[0].key=speech")
     for pod in (rendered.pod, rendered.one("Pod")["spec"]):
         assert pod["nodeSelector"] == {"kubernetes.io/arch": "amd64"}
         assert pod["tolerations"] == [{"key": "speech"}]
 
 
-def test_the_test_pod_may_show_a_certificate_of_its_own(render: Render) -> None:
-    def secret(*values: str) -> list[str]:
+def test_the_test_pod_may_show_a_certificate_of_its_own(render):
+    def secret(*values):
         volumes = render(*values).one("Pod")["spec"]["volumes"]
         return [volume["secret"]["secretName"] for volume in volumes if "secret" in volume]
 
@@ -87,30 +81,29 @@ def test_the_test_pod_may_show_a_certificate_of_its_own(render: Render) -> None:
     assert secret(own) == []
 
 
-def test_the_test_pod_has_its_own_resources(render: Render) -> None:
+def test_the_test_pod_has_its_own_resources(render):
     (container,) = render("test.resources.limits.cpu=1").one("Pod")["spec"]["containers"]
     assert container["resources"]["limits"] == {"cpu": 1, "memory": "512Mi"}
 
 
-def test_pods_of_jobs_have_the_common_annotations(render: Render) -> None:
+def test_pods_of_jobs_have_the_common_annotations(render):
     for job in render("commonAnnotations.example\\.com/owner=speech", case="jobs").all("Job"):
         assert job["spec"]["template"]["metadata"]["annotations"]["example.com/owner"] == "speech"
 
 
-def test_jobs_are_off_by_default(render: Render) -> None:
+def test_jobs_are_off_by_default(render):
     assert render().all("Job") == []
 
 
 @pytest.fixture
-def torchrun_arguments(render: Render, tmp_path: Path) -> Callable[[int], list[str]]:
+def torchrun_arguments(render, tmp_path):
     """What torchrun gets in the pod of an index: the container's command is run with a program that prints instead."""
     program = tmp_path / "torchrun"
     program.write_text("#!/bin/sh\nprintf '%s\\n' \"$@\"\n")
     program.chmod(0o755)
-    job = render(case="jobs").one("Job", "-quartznet")
-    (container,) = job["spec"]["template"]["spec"]["containers"]
+    (container,) = render(case="jobs").job("-quartznet")["containers"]
 
-    def torchrun_arguments(index: int) -> list[str]:
+    def torchrun_arguments(index):
         environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "JOB_COMPLETION_INDEX": str(index)}
         command = [*container["command"], *container["args"]]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True)
@@ -119,7 +112,7 @@ def torchrun_arguments(render: Render, tmp_path: Path) -> Callable[[int], list[s
     return torchrun_arguments
 
 
-def test_torchrun_takes_the_training_job_s_arguments(torchrun_arguments: Callable[[int], list[str]]) -> None:
+def test_torchrun_takes_the_training_job_s_arguments(torchrun_arguments):
     options = parse_args(torchrun_arguments(0))
     assert (options.nnodes, options.nproc_per_node, options.max_restarts) == ("2", "4", 20)
     assert options.training_script == "carnelian_training.cli"
@@ -128,14 +121,14 @@ def test_torchrun_takes_the_training_job_s_arguments(torchrun_arguments: Callabl
 
 
 @pytest.mark.parametrize(("index", "hosts"), [(0, "is_host=1"), (1, "is_host=0")])
-def test_index_0_is_told_that_it_hosts_the_meeting(index: int, hosts: str, torchrun_arguments: Any) -> None:
+def test_index_0_is_told_that_it_hosts_the_meeting(index, hosts, torchrun_arguments):
     settings = parse_args(torchrun_arguments(index)).rdzv_conf.split(",")
     assert hosts in settings
     # A pod may come this much later than another; 60 s would not be enough to pull an image.
     assert "read_timeout=600" in settings
 
 
-def test_jobs_have_no_part_in_the_serving_pods_priority(render: Render) -> None:
+def test_jobs_have_no_part_in_the_serving_pods_priority(render):
     rendered = render("priorityClassName=interactive", case="jobs")
     assert rendered.pod["priorityClassName"] == "interactive"
     for job in rendered.all("Job"):
@@ -143,7 +136,7 @@ def test_jobs_have_no_part_in_the_serving_pods_priority(render: Render) -> None:
 
 
 @pytest.mark.parametrize("job", ["training", "perf"])
-def test_pods_of_jobs_take_what_serving_pods_take(job: str, render: Render) -> None:
+def test_pods_of_jobs_take_what_serving_pods_take(job, render):
     given = {
         "podAnnotations.example\\.com/a": "b",
         "priorityClassName": "batch",
@@ -167,11 +160,11 @@ def test_pods_of_jobs_take_what_serving_pods_take(job: str, render: Render) -> N
     assert container["volumeMounts"][-1]["mountPath"] == "/cache"
 
 
-def test_pods_of_jobs_have_a_home_that_can_be_written(render: Render, refusal: Callable[..., str]) -> None:
+def test_pods_of_jobs_have_a_home_that_can_be_written(render, refusal):
     rendered = render(case="jobs")
     for job in ("training", "perf"):
         name = {"training": "-quartznet", "perf": "-sweep"}[job]
-        (container,) = rendered.one("Job", name)["spec"]["template"]["spec"]["containers"]
+        (container,) = rendered.job(name)["containers"]
         assert {"name": "HOME", "value": "/tmp"} in container["env"]
         assert "/tmp" in [mount["mountPath"] for mount in container["volumeMounts"]]
         said = refusal(f"{job}.extraEnv[0].name=HOME", case="jobs")
@@ -179,18 +172,18 @@ def test_pods_of_jobs_have_a_home_that_can_be_written(render: Render, refusal: C
 
 
 @pytest.mark.parametrize("name", ["POD_IP", "ORT_DISABLE_TELEMETRY"])
-def test_variables_that_training_sets_itself_are_refused(name: str, refusal: Callable[..., str]) -> None:
+def test_variables_that_training_sets_itself_are_refused(name, refusal):
     said = refusal(f"training.extraEnv[0].name={name}", case="jobs")
     assert f"training.extraEnv has {name}, which the chart sets itself" in said
 
 
 @pytest.mark.parametrize("job", ["training", "perf"])
-def test_variables_of_jobs_that_are_given_twice_are_refused(job: str, refusal: Callable[..., str]) -> None:
+def test_variables_of_jobs_that_are_given_twice_are_refused(job, refusal):
     twice = [f"{job}.extraEnv[{i}].name=A" for i in range(2)]
     assert f"{job}.extraEnv has A twice" in refusal(*twice, case="jobs")
 
 
-def test_training_pods_find_each_other_by_name(render: Render) -> None:
+def test_training_pods_find_each_other_by_name(render):
     rendered = render(case="jobs")
     job, service = rendered.one("Job", "-quartznet"), rendered.one("Service", "-quartznet")
     pod = job["spec"]["template"]
@@ -204,7 +197,7 @@ def test_training_pods_find_each_other_by_name(render: Render) -> None:
     assert endpoint == f"--rdzv-endpoint={name}-0.{name}.speech.svc:29400"
 
 
-def test_training_pods_never_share_a_node(render: Render) -> None:
+def test_training_pods_never_share_a_node(render):
     pod = render(case="jobs").one("Job", "-quartznet")["spec"]["template"]
     (term,) = pod["spec"]["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
     assert term["topologyKey"] == "kubernetes.io/hostname"
@@ -213,18 +206,18 @@ def test_training_pods_never_share_a_node(render: Render) -> None:
     assert kept_away["carnelian.dev/run"] == "quartznet"  # not the pods of another run
 
 
-def test_a_single_training_pod_goes_anywhere(render: Render) -> None:
-    pod = render("training.nodes=1", case="jobs").one("Job", "-quartznet")["spec"]["template"]["spec"]
+def test_a_single_training_pod_goes_anywhere(render):
+    pod = render("training.nodes=1", case="jobs").job("-quartznet")
     assert "affinity" not in pod
 
 
-def test_serving_does_not_select_training_pods(render: Render) -> None:
+def test_serving_does_not_select_training_pods(render):
     rendered = render(case="jobs")
     labels = rendered.one("Job", "-quartznet")["spec"]["template"]["metadata"]["labels"]
     assert not rendered.one("Service", "carnelian")["spec"]["selector"].items() <= labels.items()
 
 
-def test_training_survives_the_loss_of_a_node(render: Render) -> None:
+def test_training_survives_the_loss_of_a_node(render):
     spec = render(case="jobs").one("Job", "-quartznet")["spec"]
     assert spec["backoffLimit"] == 20 * spec["completions"] == 40  # if all end because of one
     assert spec["podFailurePolicy"]["rules"][0]["action"] == "Ignore"
@@ -232,20 +225,17 @@ def test_training_survives_the_loss_of_a_node(render: Render) -> None:
     assert spec["template"]["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == 4
 
 
-def test_a_pod_that_leaves_has_time_for_a_checkpoint(render: Render, monkeypatch: pytest.MonkeyPatch) -> None:
-    pod = render(case="jobs").one("Job", "-quartznet")["spec"]["template"]["spec"]
+def test_a_pod_that_leaves_has_time_for_a_checkpoint(render, monkeypatch):
+    pod = render(case="jobs").job("-quartznet")
     for variable in pod["containers"][0]["env"]:
         if "value" in variable:
             monkeypatch.setenv(variable["name"], variable["value"])
     torchrun = LaunchConfig(min_nodes=1, max_nodes=1, nproc_per_node=1)
-    assert torchrun.shutdown_timeout is not None
     assert 100 <= torchrun.shutdown_timeout < pod["terminationGracePeriodSeconds"]
 
 
-def test_training_on_the_cpu_asks_for_no_gpu(render: Render) -> None:
-    (container,) = render("training.gpusPerNode=0", case="jobs").one("Job", "-quartznet")["spec"]["template"]["spec"][
-        "containers"
-    ]
+def test_training_on_the_cpu_asks_for_no_gpu(render):
+    (container,) = render("training.gpusPerNode=0", case="jobs").job("-quartznet")["containers"]
     assert set(container["resources"]["limits"]) == {"memory"}
     assert "--nproc-per-node=1" in container["args"]
 
@@ -263,25 +253,21 @@ def test_training_on_the_cpu_asks_for_no_gpu(render: Render) -> None:
         (("training.extraEnv[0].name=OMP_NUM_THREADS", "training.extraEnv[0].value=given"), "given"),
     ],
 )
-def test_processes_of_a_training_pod_share_the_cores_that_it_requests(
-    values: tuple[str, ...], threads: str | None, render: Render
-) -> None:
+def test_processes_of_a_training_pod_share_the_cores_that_it_requests(values, threads, render):
     """torchrun gives each of several processes one thread, and PyTorch a single one as many as the node has cores."""
-    job = render(*values, case="jobs").one("Job", "-quartznet")
-    (container,) = job["spec"]["template"]["spec"]["containers"]
+    (container,) = render(*values, case="jobs").job("-quartznet")["containers"]
     given = [variable["value"] for variable in container["env"] if variable["name"] == "OMP_NUM_THREADS"]
     assert given == ([threads] if threads else [])
 
 
-def test_training_without_a_volume_or_memory_for_its_own_is_refused(refusal: Callable[..., str]) -> None:
+def test_training_without_a_volume_or_memory_for_its_own_is_refused(refusal):
     assert "name a claim" in refusal("training.enabled=true")
     assert "lower training.sharedMemory" in refusal("training.resources.limits.memory=8Gi", case="jobs")
 
 
-def test_carnelian_perf_takes_the_grid(render: Render) -> None:
+def test_carnelian_perf_takes_the_grid(render):
     grid = yaml.safe_load(render(case="jobs").one("ConfigMap", "-sweep")["data"]["grid.yaml"])
     checked = TypeAdapter(Grid).validate_python(grid)
-    assert checked.server is not None
     assert checked.server.grpc == "speech-eu-carnelian.speech.svc:8001"
     assert checked.durations_s == [2, 7]
     assert list(checked.models) == ["quartznet_15x5"]  # model.name, without another default beside it
@@ -293,10 +279,8 @@ def test_carnelian_perf_takes_the_grid(render: Render) -> None:
     ("measured", "status", "output", "ends"),
     [(True, 0, "swept\n| clips/s |\n", 0), (True, 1, "swept\n| clips/s |\n", 3), (False, 1, "swept\n", 1)],
 )
-def test_the_report_is_in_the_job_s_log_whatever_failed(
-    render: Render, tmp_path: Path, measured: bool, status: int, output: str, ends: int
-) -> None:
-    (perf,) = render(case="jobs").one("Job", "-sweep")["spec"]["template"]["spec"]["containers"]
+def test_the_report_is_in_the_job_s_log_whatever_failed(render, tmp_path, measured, status, output, ends):
+    (perf,) = render(case="jobs").job("-sweep")["containers"]
     program = tmp_path / "carnelian-perf"
     program.write_text(
         f'#!/bin/sh\n[ "$*" = "sweep /grid/grid.yaml --out={tmp_path}/sweep" ] && echo swept && exit {status}\n'
@@ -311,7 +295,7 @@ def test_the_report_is_in_the_job_s_log_whatever_failed(
     assert (done.stdout, done.returncode) == (output, ends)
 
 
-def test_a_failed_cell_does_not_have_everything_measured_again(render: Render) -> None:
+def test_a_failed_cell_does_not_have_everything_measured_again(render):
     """With a claim another try goes on where the last one ended; without one nothing is left of it."""
     job = render("perf.claimName=", case="jobs").one("Job", "-sweep")["spec"]
     (rule,) = job["podFailurePolicy"]["rules"]
@@ -321,7 +305,7 @@ def test_a_failed_cell_does_not_have_everything_measured_again(render: Render) -
     assert "podFailurePolicy" not in render(case="jobs").one("Job", "-sweep")["spec"]
 
 
-def test_jobs_that_cannot_work_are_refused(refusal: Callable[..., str]) -> None:
+def test_jobs_that_cannot_work_are_refused(refusal):
     assert "choose another" in refusal("perf.name=test", case="jobs")
     assert "choose another" in refusal("training.name=headless", case="jobs")
     assert "choose another" in refusal("training.name=sweep", case="jobs")
@@ -331,14 +315,14 @@ def test_jobs_that_cannot_work_are_refused(refusal: Callable[..., str]) -> None:
     assert "measures other," in refusal(loaded, "perf.grid.models.other.precision=fp16", case="jobs")
 
 
-def test_files_alone_need_no_model_for_samples(render: Render) -> None:
+def test_files_alone_need_no_model_for_samples(render):
     files = ("perf.grid.static=null", "perf.grid.files.concurrency={1}")
     for loaded in (("model.load={quartznet_15x5}", *files), ("model.load={quartznet_15x5,quartznet_15x5_pcm}",)):
         assert render(*loaded, case="jobs").one("Job", "-sweep")
 
 
-def test_the_report_is_kept(render: Render) -> None:
-    pod = render(case="jobs").one("Job", "-sweep")["spec"]["template"]["spec"]
+def test_the_report_is_kept(render):
+    pod = render(case="jobs").job("-sweep")
     assert pod["containers"][0]["args"] == ["/results/sweep"]
     (results,) = (volume for volume in pod["volumes"] if volume["name"] == "results")
     assert results["persistentVolumeClaim"] == {"claimName": "results"}

@@ -11,14 +11,13 @@ import time
 import urllib.error
 import urllib.request
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import soundfile
-from carnelian_client import TLS, AccessDenied, CarnelianClient, RetryPolicy, ServerBusy, Transcript
+from carnelian_client import AccessDenied, CarnelianClient, RetryPolicy, ServerBusy, Transcript
 
 ROOT = Path(__file__).parents[2]
 CLIP = ROOT / "demo" / "clips" / "letter.wav"
@@ -27,18 +26,18 @@ LIMIT_S = 120
 CLUSTER_SERIES = "kube_"
 
 
-def test_all_probes_succeed(container: Any) -> None:
+def test_all_probes_succeed(container):
     assert {name: container.get(path) for name, path in container.probes.items()} == dict.fromkeys(
         container.probes, 200
     )
 
 
-def test_a_transcript_comes_through_mutual_tls(container: Any, tls: TLS) -> None:
+def test_a_transcript_comes_through_mutual_tls(container, tls):
     with CarnelianClient(container.grpc, tls=tls) as client:
         assert client.transcribe(CLIP).text
 
 
-def test_restricted_protocols_ask_for_the_key(container: Any, tls: TLS) -> None:
+def test_restricted_protocols_ask_for_the_key(container, tls):
     assert container.get("/v2/repository/index", method="POST") == 403
     assert container.get("/v2/repository/index", {"carnelian-admin-key": container.key}, "POST") == 200
     with CarnelianClient(container.grpc, tls=tls) as client, pytest.raises(AccessDenied):
@@ -48,17 +47,17 @@ def test_restricted_protocols_ask_for_the_key(container: Any, tls: TLS) -> None:
         assert client.models()
 
 
-def test_shared_memory_is_closed_and_statistics_are_open(container: Any) -> None:
+def test_shared_memory_is_closed_and_statistics_are_open(container):
     assert container.get("/v2/systemsharedmemory/status") == 403
     assert container.get("/v2/models/quartznet_demo/stats") == 200
 
 
-def test_latency_quantiles_are_among_the_metrics(container: Any) -> None:
+def test_latency_quantiles_are_among_the_metrics(container):
     with urllib.request.urlopen(f"http://{container.metrics}/metrics", timeout=60) as answer:
         assert "nv_inference_request_summary_us" in answer.read().decode()
 
 
-def test_the_log_says_little_and_never_the_key(container: Any) -> None:
+def test_the_log_says_little_and_never_the_key(container):
     log = container.log.read_text()
     starting, ready = log.splitlines()[:2]
     assert starting.startswith("carnelian-serve: starting tritonserver on ")
@@ -78,7 +77,7 @@ def count(container: Any) -> dict[str, float]:
     return totals
 
 
-def test_triton_counts_samples_that_fail_twice(container: Any) -> None:
+def test_triton_counts_samples_that_fail_twice(container):
     """The alerts halve the failures of `<model>_pcm` too."""
     inputs = [
         {"name": "SIGNAL", "datatype": "FP32", "shape": [1, 1], "data": [0]},
@@ -96,7 +95,7 @@ def test_triton_counts_samples_that_fail_twice(container: Any) -> None:
     assert count(container)[failures] - before[failures] == 2
 
 
-def test_triton_counts_failures_as_the_alerts_assume(container: Any, tls: TLS) -> None:
+def test_triton_counts_failures_as_the_alerts_assume(container, tls):
     """They halve an ensemble's failures; turned away is what never came through audio_decode, or was refused."""
     # Quick to send and slow to decode, because it is resampled: the queue fills up.
     silence = io.BytesIO()
@@ -132,9 +131,7 @@ def stop_in_flight(running: Any) -> list[Any]:
     return answers
 
 
-def test_tritonserver_takes_the_native_arguments(
-    render: Callable[..., Any], start: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_tritonserver_takes_the_native_arguments(render, start, tmp_path):
     values = ("runtime=native", "server.logLevel=error", "model.load={quartznet_demo}")
     native = start(render(*values).server, tmp_path / "native", ROOT / "model_repository")
     try:
@@ -159,7 +156,7 @@ def fill(rule: dict[str, str], window: str) -> str:
     return query.replace("<<.GroupBy>>", "pod").replace("120s", window)
 
 
-def test_every_panel_has_data_of_a_live_server(dashboard: dict[str, Any], prometheus: Any) -> None:
+def test_every_panel_has_data_of_a_live_server(dashboard, prometheus):
     for panel in dashboard["panels"]:
         for target in panel["targets"]:
             expression = target["expr"].replace("$__rate_interval", prometheus.window)
@@ -167,36 +164,34 @@ def test_every_panel_has_data_of_a_live_server(dashboard: dict[str, Any], promet
             assert prometheus.wait_for(expression), panel["title"]
 
 
-def test_every_rule_evaluates_over_a_live_server(groups: list[dict[str, Any]], prometheus: Any) -> None:
+def test_every_rule_evaluates_over_a_live_server(groups, prometheus):
     assert {rule["health"] for rule in prometheus.rules()} == {"ok"}
     assert len(prometheus.rules()) == sum(len(group["rules"]) for group in groups)
     for rule in (rule for group in groups for rule in group["rules"] if "record" in rule):
         assert prometheus.wait_for(re.sub(r"\[\d+m\]", f"[{prometheus.window}]", rule["expr"])), rule["record"]
 
 
-def test_every_series_that_an_alert_asks_for_exists(alerts: list[dict[str, Any]], prometheus: Any) -> None:
+def test_every_series_that_an_alert_asks_for_exists(alerts, prometheus):
     for alert in alerts:
         for name in set(re.findall(r"\b((?:nv|carnelian|kube)_\w+|up)\{", alert["expr"])):
             if not name.startswith(CLUSTER_SERIES):
                 assert prometheus.wait_for(name), f"{alert['alert']} asks for {name}"
 
 
-def test_the_adapter_s_queries_find_a_live_server(adapter_rule: dict[str, str], prometheus: Any) -> None:
+def test_the_adapter_s_queries_find_a_live_server(adapter_rule, prometheus):
     (series,) = {sample["pod"] for sample in prometheus.series(adapter_rule["seriesQuery"])}
     assert series == "server-0"
     (sample,) = prometheus.wait_for(fill(adapter_rule, prometheus.window))
     assert sample["metric"] == {"pod": "server-0"}
 
 
-def test_keda_s_query_finds_a_live_server(render: Callable[..., Any], prometheus: Any) -> None:
+def test_keda_s_query_finds_a_live_server(render, prometheus):
     query = render(case="keda").one("ScaledObject")["spec"]["triggers"][0]["metadata"]["query"]
     (sample,) = prometheus.wait_for(query.replace("120s", prometheus.window))
     assert float(sample["value"][1]) >= 0
 
 
-def test_load_raises_the_metric_over_its_target_and_rest_lets_it_fall(
-    render: Callable[..., Any], adapter_rule: dict[str, str], prometheus: Any, container: Any, tls: TLS
-) -> None:
+def test_load_raises_the_metric_over_its_target_and_rest_lets_it_fall(render, adapter_rule, prometheus, container, tls):
     metric = render(case="monitoring").one("HorizontalPodAutoscaler")["spec"]["metrics"][0]["pods"]
     target = float(metric["target"]["averageValue"])
     samples, rate_hz = soundfile.read(CLIP, dtype="int16")
@@ -204,12 +199,12 @@ def test_load_raises_the_metric_over_its_target_and_rest_lets_it_fall(
     soundfile.write(clip, np.tile(samples, 7), rate_hz, format="FLAC")  # 25 s: the server is at work, not its callers
     done = threading.Event()
 
-    def call() -> None:
+    def call():
         with CarnelianClient(container.grpc, tls=tls) as client:
             while not done.is_set():
                 client.transcribe(clip.getvalue())
 
-    def wait_for(is_there: Callable[[float], bool]) -> None:
+    def wait_for(is_there):
         deadline = time.monotonic() + LIMIT_S
         while not is_there(value := float(prometheus.wait_for(fill(adapter_rule, prometheus.window))[0]["value"][1])):
             assert time.monotonic() < deadline, f"{value} s of audio in progress, target {target}"

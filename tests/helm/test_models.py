@@ -9,47 +9,43 @@ import subprocess
 import sys
 import tarfile
 import threading
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-Render = Callable[..., Any]
-Refusal = Callable[..., str]
 
 
 def names(mounts: list[dict[str, Any]]) -> list[str]:
     return [mount["name"] for mount in mounts]
 
 
-def test_models_of_the_image_need_no_volume(render: Render) -> None:
+def test_models_of_the_image_need_no_volume(render):
     assert names(render().pod["volumes"]) == ["tmp", "shared-memory"]
     assert "initContainers" not in render().pod
     assert "--repository=/models" in render().server["args"]
 
 
-def test_a_bucket_is_triton_s_own_repository(render: Render) -> None:
+def test_a_bucket_is_triton_s_own_repository(render):
     rendered = render(case="bucket")
     assert "--model-repository=s3://speech-models/releases/2026-11-21" in rendered.server["args"]
     assert rendered.server["envFrom"] == [{"secretRef": {"name": "s3"}}]
     assert "models" not in names(rendered.pod["volumes"])
 
 
-def test_a_google_key_is_a_file(render: Render) -> None:
+def test_a_google_key_is_a_file(render):
     rendered = render(case="google")
     assert {"name": "GOOGLE_APPLICATION_CREDENTIALS", "value": "/google/credentials.json"} in rendered.server["env"]
     assert {"name": "google", "mountPath": "/google", "readOnly": True} in rendered.server["volumeMounts"]
 
 
-def test_a_bucket_without_secrets_relies_on_the_service_account(render: Render) -> None:
+def test_a_bucket_without_secrets_relies_on_the_service_account(render):
     url = "modelRepository.bucket.url=as://account/container/release"
     server = render("runtime=native", "modelRepository.source=bucket", url).server
     assert "envFrom" not in server
     assert "--model-repository=as://account/container/release" in server["args"]
 
 
-def test_the_init_container_fetches_with_the_checksum(render: Render) -> None:
+def test_the_init_container_fetches_with_the_checksum(render):
     rendered = render(case="download")
     (init,) = rendered.pod["initContainers"]
     assert init["command"] == ["python3", "/scripts/download.py"]
@@ -59,7 +55,7 @@ def test_the_init_container_fetches_with_the_checksum(render: Render) -> None:
     assert init["resources"] == rendered.server["resources"]  # a pod with equal requests and limits stays Guaranteed
 
 
-def test_the_init_container_goes_through_the_same_proxy_as_the_server(render: Render) -> None:
+def test_the_init_container_goes_through_the_same_proxy_as_the_server(render):
     rendered = render("extraEnvFrom[0].secretRef.name=proxy", case="download")
     (init,) = rendered.pod["initContainers"]
     assert init["env"][1:] == rendered.server["env"][-2:]
@@ -69,21 +65,21 @@ def test_the_init_container_goes_through_the_same_proxy_as_the_server(render: Re
     assert init["volumeMounts"][-1]["name"] == "authorities"
 
 
-def test_the_server_cannot_write_what_was_fetched(render: Render) -> None:
+def test_the_server_cannot_write_what_was_fetched(render):
     rendered = render(case="download")
     mount = next(mount for mount in rendered.server["volumeMounts"] if mount["name"] == "models")
     assert mount == {"name": "models", "mountPath": "/models", "readOnly": True}
     assert "readOnly" not in rendered.pod["initContainers"][0]["volumeMounts"][0]
 
 
-def test_the_script_in_the_config_map_is_the_file(render: Render, chart: Path) -> None:
+def test_the_script_in_the_config_map_is_the_file(render, chart):
     script = render(case="download").one("ConfigMap", "-scripts")["data"]["download.py"]
     assert script.strip() == (chart / "files" / "download.py").read_text().strip()
     annotations = render(case="download").one("Deployment")["spec"]["template"]["metadata"]["annotations"]
     assert len(annotations["checksum/scripts"]) == 64
 
 
-def test_a_token_is_not_sent_in_the_clear(refusal: Refusal, render: Render) -> None:
+def test_a_token_is_not_sent_in_the_clear(refusal, render):
     clear = "modelRepository.download.url=http://models.example.com/a.tar"
     assert "use https://, or leave secretName empty" in refusal(clear, case="download")
     # The archive's SHA-256 is compared, however it comes.
@@ -109,7 +105,7 @@ def test_a_token_is_not_sent_in_the_clear(refusal: Refusal, render: Render) -> N
         (("modelRepository.download.sha256=" + "a" * 64,), "modelRepository.download.sha256 is set, but"),
     ],
 )
-def test_a_source_that_cannot_work_is_refused(values: tuple[str, ...], advice: str, refusal: Refusal) -> None:
+def test_a_source_that_cannot_work_is_refused(values, advice, refusal):
     assert advice in refusal(*values)
 
 
@@ -140,7 +136,7 @@ class Archives(http.server.SimpleHTTPRequestHandler):
 
 
 @pytest.fixture
-def archives(tmp_path: Path) -> Iterator[tuple[Path, str]]:
+def archives(tmp_path):
     """A folder, and the address under which it is served."""
     served = tmp_path / "served"
     served.mkdir()
@@ -153,13 +149,11 @@ def archives(tmp_path: Path) -> Iterator[tuple[Path, str]]:
 
 
 @pytest.fixture
-def download(chart: Path, tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+def download(chart, tmp_path):
     """Runs the script on a folder, alone with Python as in the init container."""
     (tmp_path / "models").mkdir()
 
-    def download(
-        url: str, sha256: str, key: str = "key", without_filters: bool = False
-    ) -> subprocess.CompletedProcess[str]:
+    def download(url, sha256, key="key", without_filters=False):
         script = str(chart / "files" / "download.py")
         command = [sys.executable, "-I", script, url, sha256, str(tmp_path / "models")]
         if without_filters:
@@ -186,9 +180,7 @@ def pack(path: Path, members: dict[str, str], link: str | None = None) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def test_a_key_is_sent_without_the_end_of_its_line_and_never_shown(
-    archives: tuple[Path, str], download: Callable[..., subprocess.CompletedProcess[str]]
-) -> None:
+def test_a_key_is_sent_without_the_end_of_its_line_and_never_shown(archives, download):
     served, url = archives
     sha256 = pack(served / "models.tar.gz", MODEL)
     assert download(f"{url}/models.tar.gz", sha256, "key\n").returncode == 0
@@ -201,7 +193,7 @@ def test_a_key_is_sent_without_the_end_of_its_line_and_never_shown(
 MODEL = {"quartznet/config.pbtxt": "name: ...", "quartznet/1/model.onnx": "weights"}
 
 
-def test_an_archive_is_fetched_and_kept(archives: Any, download: Any, tmp_path: Path) -> None:
+def test_an_archive_is_fetched_and_kept(archives, download, tmp_path):
     served, url = archives
     sha256 = pack(served / "models.tar.gz", MODEL)
     done = download(f"{url}/models.tar.gz", sha256)
@@ -212,7 +204,7 @@ def test_an_archive_is_fetched_and_kept(archives: Any, download: Any, tmp_path: 
     assert "already" in download(f"{url}/models.tar.gz", sha256).stdout
 
 
-def test_an_archive_with_another_checksum_is_not_unpacked(archives: Any, download: Any, tmp_path: Path) -> None:
+def test_an_archive_with_another_checksum_is_not_unpacked(archives, download, tmp_path):
     served, url = archives
     pack(served / "models.tar.gz", MODEL)
     done = download(f"{url}/models.tar.gz", "0" * 64)
@@ -221,7 +213,7 @@ def test_an_archive_with_another_checksum_is_not_unpacked(archives: Any, downloa
     assert list((tmp_path / "models").iterdir()) == []
 
 
-def test_an_archive_that_leads_out_of_the_folder_is_refused(archives: Any, download: Any, tmp_path: Path) -> None:
+def test_an_archive_that_leads_out_of_the_folder_is_refused(archives, download, tmp_path):
     served, url = archives
     absolute = str(tmp_path / "absolute")
     for members, link in (({"../escaped": "x"}, None), ({absolute: "x"}, None), ({}, str(tmp_path))):
@@ -237,14 +229,14 @@ def test_an_archive_that_leads_out_of_the_folder_is_refused(archives: Any, downl
             assert not Path(absolute).exists()
 
 
-def test_an_archive_without_models_is_refused(archives: Any, download: Any) -> None:
+def test_an_archive_without_models_is_refused(archives, download):
     served, url = archives
     sha256 = pack(served / "models.tar.gz", {"release/quartznet/config.pbtxt": "one folder too deep"})
     assert "must have model folders at its top" in download(f"{url}/models.tar.gz", sha256).stderr
 
 
 @pytest.mark.parametrize("cut", [lambda archive: archive[: len(archive) // 2], lambda _: b"PK\x03\x04 of another kind"])
-def test_what_is_no_whole_archive_is_refused(cut: Any, archives: Any, download: Any) -> None:
+def test_what_is_no_whole_archive_is_refused(cut, archives, download):
     served, url = archives
     pack(served / "models.tar.gz", MODEL)
     content = cut((served / "models.tar.gz").read_bytes())
@@ -254,9 +246,7 @@ def test_what_is_no_whole_archive_is_refused(cut: Any, archives: Any, download: 
     assert done.stderr.startswith(f"download: {url}/models.tar.gz must be a whole tar archive")
 
 
-def test_a_full_volume_is_said_at_once(
-    archives: Any, download: Any, tmp_path: Path, mount_tmpfs: Callable[..., Path]
-) -> None:
+def test_a_full_volume_is_said_at_once(archives, download, tmp_path, mount_tmpfs):
     served, url = archives
     (tmp_path / "models").rmdir()
     (tmp_path / "models").symlink_to(mount_tmpfs("size=64k"))
@@ -266,7 +256,7 @@ def test_a_full_volume_is_said_at_once(
     assert "models must have room for the archive and its content, but: [Errno 28] No space left" in done.stderr
 
 
-def test_half_a_download_is_begun_anew(archives: Any, download: Any, tmp_path: Path) -> None:
+def test_half_a_download_is_begun_anew(archives, download, tmp_path):
     served, url = archives
     (tmp_path / "models" / "left").mkdir()
     (tmp_path / "models" / ".archive").write_text("half")
@@ -275,19 +265,19 @@ def test_half_a_download_is_begun_anew(archives: Any, download: Any, tmp_path: P
     assert not (tmp_path / "models" / "left").exists()
 
 
-def test_a_failing_network_is_tried_again(archives: Any, download: Any) -> None:
+def test_a_failing_network_is_tried_again(archives, download):
     served, url = archives
     assert download(f"{url}/flaky.tar.gz", pack(served / "flaky.tar.gz", MODEL)).returncode == 0
     assert Archives.failures == 1
 
 
-def test_an_answer_that_stays_the_same_is_said_at_once(archives: Any, download: Any) -> None:
+def test_an_answer_that_stays_the_same_is_said_at_once(archives, download):
     served, url = archives
     done = download(f"{url}/models.tar.gz", pack(served / "models.tar.gz", MODEL), key="another")
     assert (done.returncode, "must be readable, but after 1 attempt: HTTP Error 401" in done.stderr) == (1, True)
 
 
-def test_a_connection_that_ends_in_the_middle_is_tried_again(archives: Any, download: Any) -> None:
+def test_a_connection_that_ends_in_the_middle_is_tried_again(archives, download):
     served, url = archives
     assert download(f"{url}/cut.tar.gz", pack(served / "cut.tar.gz", MODEL)).returncode == 0
     assert Archives.cuts == 1

@@ -4,22 +4,20 @@ import json
 import re
 import shutil
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-Render = Callable[..., Any]
 FOLDER = Path(__file__).parent
 
 
 @pytest.fixture
-def promtool(find_tool: Callable[[str], str], tmp_path: Path) -> Callable[..., str]:
+def promtool(find_tool, tmp_path):
     """Runs promtool in a folder and returns what it says; fails if it does."""
 
-    def promtool(*arguments: str) -> str:
+    def promtool(*arguments):
         command = [find_tool("promtool"), *arguments]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
@@ -28,9 +26,7 @@ def promtool(find_tool: Callable[[str], str], tmp_path: Path) -> Callable[..., s
     return promtool
 
 
-def test_every_alert_fires_and_is_silent_as_written(
-    groups: list[dict[str, Any]], tmp_path: Path, promtool: Callable[..., str]
-) -> None:
+def test_every_alert_fires_and_is_silent_as_written(groups, tmp_path, promtool):
     rules = json.loads(json.dumps(groups))
     for rule in (rule for group in rules for rule in group["rules"] if "alert" in rule):
         rule["annotations"] = {"summary": rule["annotations"]["summary"]}
@@ -40,7 +36,7 @@ def test_every_alert_fires_and_is_silent_as_written(
     promtool("test", "rules", "alerts.yaml")
 
 
-def test_every_alert_has_a_case_in_which_it_fires_and_one_in_which_it_does_not(alerts: list[dict[str, Any]]) -> None:
+def test_every_alert_has_a_case_in_which_it_fires_and_one_in_which_it_does_not(alerts):
     cases = [
         case
         for test in yaml.safe_load((FOLDER / "alerts.yaml").read_text())["tests"]
@@ -51,7 +47,7 @@ def test_every_alert_has_a_case_in_which_it_fires_and_one_in_which_it_does_not(a
     assert {case["alertname"] for case in cases if not case["exp_alerts"]} == names
 
 
-def test_every_alert_has_a_page_in_the_runbook(alerts: list[dict[str, Any]], chart: Path) -> None:
+def test_every_alert_has_a_page_in_the_runbook(alerts, chart):
     pages = set(re.findall(r"^## (\w+)$", (chart / "docs" / "runbook.md").read_text(), re.M))
     assert {alert["alert"] for alert in alerts} == pages
     for alert in alerts:
@@ -62,7 +58,7 @@ def test_every_alert_has_a_page_in_the_runbook(alerts: list[dict[str, Any]], cha
         assert alert["labels"]["team"] == "speech"
 
 
-def test_a_pod_may_take_its_time_to_start(render: Callable[..., Any]) -> None:
+def test_a_pod_may_take_its_time_to_start(render):
     patience = []
     for seconds in (60, 600):
         rules = render(f"probes.startup.timeoutSeconds={seconds}", case="monitoring").one("PrometheusRule")
@@ -71,20 +67,20 @@ def test_a_pod_may_take_its_time_to_start(render: Callable[..., Any]) -> None:
     assert patience == ["300s", "600s"]
 
 
-def test_alerts_concern_this_release_alone(alerts: list[dict[str, Any]]) -> None:
+def test_alerts_concern_this_release_alone(alerts):
     for alert in alerts:
         selectors = re.findall(r"\{([^}]*)\}", alert["expr"])
         assert selectors
         assert all('namespace="speech"' in selector for selector in selectors)
 
 
-def test_thresholds_reach_the_alerts(render: Render) -> None:
+def test_thresholds_reach_the_alerts(render):
     rules = render("monitoring.thresholds.latencyP95Seconds=0.7", case="monitoring").one("PrometheusRule")
     (slow,) = (r for g in rules["spec"]["groups"] for r in g["rules"] if r.get("alert") == "CarnelianSlow")
     assert slow["expr"].endswith("> 0.7")
 
 
-def test_the_service_monitor_finds_the_metrics_service(render: Render) -> None:
+def test_the_service_monitor_finds_the_metrics_service(render):
     rendered = render(case="monitoring")
     monitor = rendered.one("ServiceMonitor")
     service = rendered.one("Service", "-metrics")
@@ -97,7 +93,7 @@ def test_the_service_monitor_finds_the_metrics_service(render: Render) -> None:
     assert monitor["spec"]["namespaceSelector"] == {"matchNames": ["speech"]}
 
 
-def test_the_pod_monitor_finds_the_pods(render: Render) -> None:
+def test_the_pod_monitor_finds_the_pods(render):
     rendered = render(case="keda")
     monitor = rendered.one("PodMonitor")["spec"]
     labels = rendered.one("Deployment")["spec"]["template"]["metadata"]["labels"]
@@ -106,7 +102,7 @@ def test_the_pod_monitor_finds_the_pods(render: Render) -> None:
 
 
 @pytest.mark.parametrize("case", ["monitoring", "keda"])
-def test_scraped_series_carry_the_release(case: str, render: Render) -> None:
+def test_scraped_series_carry_the_release(case, render):
     rendered = render(case=case)
     (monitor,) = rendered.all("ServiceMonitor") + rendered.all("PodMonitor")
     (endpoint,) = monitor["spec"].get("endpoints") or monitor["spec"]["podMetricsEndpoints"]
@@ -118,21 +114,19 @@ def list_alerts(rendered: Any) -> dict[str, dict[str, Any]]:
     return {rule["alert"]: rule for group in groups for rule in group["rules"] if "alert" in rule}
 
 
-def test_alerts_have_no_link_without_a_runbook(render: Render) -> None:
+def test_alerts_have_no_link_without_a_runbook(render):
     for alert in list_alerts(render(case="keda")).values():
         assert "runbook_url" not in alert["annotations"]
 
 
-def test_no_alert_asks_for_quantiles_that_are_off(render: Render) -> None:
+def test_no_alert_asks_for_quantiles_that_are_off(render):
     without = list_alerts(render("server.latencySummaries=false", case="monitoring"))
     assert len(without) == 8
     assert not any("_summary_us" in alert["expr"] for alert in without.values())
 
 
 @pytest.mark.parametrize("case", ["keda", "monitoring"])
-def test_nobody_is_woken_where_no_pod_is_wanted(
-    case: str, render: Render, tmp_path: Path, promtool: Callable[..., str]
-) -> None:
+def test_nobody_is_woken_where_no_pod_is_wanted(case, render, tmp_path, promtool):
     """Whoever scaled the Deployment to zero, the absence of pods is an outage only if it wants some."""
     rules = render(case=case).one("PrometheusRule")["spec"]
     (tmp_path / "rules.yaml").write_text(yaml.safe_dump(rules))
@@ -153,23 +147,23 @@ def test_nobody_is_woken_where_no_pod_is_wanted(
     promtool("test", "rules", "tests.yaml")
 
 
-def test_scrapes_that_are_too_rare_for_the_rules_are_refused(refusal: Callable[..., str]) -> None:
+def test_scrapes_that_are_too_rare_for_the_rules_are_refused(refusal):
     """CarnelianSaturated could never fire: rates of two minutes have gaps then."""
     values = ("monitoring.rules.enabled=true", "monitoring.podMonitor.enabled=true")
     assert "need two scrapes" in refusal(*values, "monitoring.podMonitor.intervalSeconds=61")
 
 
-def test_two_monitors_at_once_are_refused(refusal: Callable[..., str]) -> None:
+def test_two_monitors_at_once_are_refused(refusal):
     assert "choose one" in refusal("monitoring.serviceMonitor.enabled=true", "monitoring.podMonitor.enabled=true")
 
 
-def test_the_dashboard_is_found_by_the_side_car(render: Render) -> None:
+def test_the_dashboard_is_found_by_the_side_car(render):
     metadata = render(case="monitoring").one("ConfigMap", "-dashboard")["metadata"]
     assert metadata["labels"]["grafana_dashboard"] == "1"
     assert metadata["annotations"] == {"grafana_folder": "Speech"}
 
 
-def test_panels_do_not_overlap(dashboard: dict[str, Any]) -> None:
+def test_panels_do_not_overlap(dashboard):
     cells = [
         (x, y)
         for position in (panel["gridPos"] for panel in dashboard["panels"])
@@ -181,16 +175,14 @@ def test_panels_do_not_overlap(dashboard: dict[str, Any]) -> None:
     assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
 
 
-def test_every_query_of_the_dashboard_is_of_one_release(dashboard: dict[str, Any]) -> None:
+def test_every_query_of_the_dashboard_is_of_one_release(dashboard):
     for panel in dashboard["panels"]:
         for target in panel["targets"]:
             for selector in re.findall(r"\{([^}]*)\}", target["expr"]):
                 assert selector.startswith('namespace="$namespace",release="$release"'), panel["title"]
 
 
-def test_the_dashboard_counts_what_is_turned_away_as_the_alert_does(
-    dashboard: dict[str, Any], alerts: list[dict[str, Any]]
-) -> None:
+def test_the_dashboard_counts_what_is_turned_away_as_the_alert_does(dashboard, alerts):
     (expression,) = (
         target["expr"]
         for panel in dashboard["panels"]

@@ -1,13 +1,10 @@
 """What is open to whom: Services, Ingress, Gateway API, NetworkPolicy, TLS, restricted protocols."""
 
 import base64
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-Render = Callable[..., Any]
-Refusal = Callable[..., str]
 LOAD = "model.load={quartznet_demo}"
 
 
@@ -15,7 +12,7 @@ def is_hook(manifest: dict[str, Any]) -> bool:
     return "helm.sh/hook" in manifest["metadata"].get("annotations", {})
 
 
-def test_the_headless_service_resolves_to_ready_pods(render: Render) -> None:
+def test_the_headless_service_resolves_to_ready_pods(render):
     spec = render().one("Service", "-headless")["spec"]
     assert spec["clusterIP"] == "None"
     assert "publishNotReadyAddresses" not in spec
@@ -23,10 +20,10 @@ def test_the_headless_service_resolves_to_ready_pods(render: Render) -> None:
     assert len(render(case="download").all("Service")) == 2
 
 
-def test_services_say_whether_grpc_is_encrypted(render: Render) -> None:
+def test_services_say_whether_grpc_is_encrypted(render):
     """A mesh takes a port called grpc for one in the clear."""
 
-    def protocols(*values: str) -> list[str | None]:
+    def protocols(*values):
         rendered = render(*values)
         return [rendered.one("Service", n)["spec"]["ports"][0].get("appProtocol") for n in ("carnelian", "-headless")]
 
@@ -36,11 +33,11 @@ def test_services_say_whether_grpc_is_encrypted(render: Render) -> None:
     assert protocols("tls.secretName=tls", "service.type=LoadBalancer") == [None, "https"]
 
 
-def test_clients_can_be_kept_with_one_pod(render: Render) -> None:
+def test_clients_can_be_kept_with_one_pod(render):
     assert render(case="download").one("Service", "carnelian")["spec"]["sessionAffinity"] == "ClientIP"
 
 
-def test_a_load_balancer_lets_in_what_it_is_told(render: Render) -> None:
+def test_a_load_balancer_lets_in_what_it_is_told(render):
     rendered = render(case="closed")
     spec = rendered.one("Service", "carnelian")["spec"]
     assert spec["loadBalancerSourceRanges"] == ["10.0.0.0/8"]
@@ -50,7 +47,7 @@ def test_a_load_balancer_lets_in_what_it_is_told(render: Render) -> None:
     assert {"ipBlock": {"cidr": "10.0.0.0/8"}} in rendered.one("NetworkPolicy")["spec"]["ingress"][0]["from"]
 
 
-def test_services_of_clients_have_the_addresses_that_they_are_told(render: Render) -> None:
+def test_services_of_clients_have_the_addresses_that_they_are_told(render):
     rendered = render(case="closed")
     for name in ("carnelian", "-headless"):
         spec = rendered.one("Service", name)["spec"]
@@ -60,14 +57,14 @@ def test_services_of_clients_have_the_addresses_that_they_are_told(render: Rende
     assert not {"ipFamilies", "ipFamilyPolicy", "loadBalancerClass", "externalTrafficPolicy"} & set(default)
 
 
-def test_http_need_not_be_exposed(render: Render) -> None:
+def test_http_need_not_be_exposed(render):
     rendered = render(case="closed")
     assert [port["name"] for port in rendered.one("Service", "carnelian")["spec"]["ports"]] == ["grpc"]
     assert rendered.one("NetworkPolicy")["spec"]["ingress"][0]["ports"] == [{"port": "grpc", "protocol": "TCP"}]
     assert rendered.server["readinessProbe"]["httpGet"]["port"] == "http"  # of the pod, which the kubelet asks
 
 
-def test_tls_comes_from_a_secret(render: Render) -> None:
+def test_tls_comes_from_a_secret(render):
     rendered = render("tls.secretName=speech-tls")
     args = rendered.server["args"]
     assert {"--grpc-use-ssl=true", "--grpc-server-cert=/tls/tls.crt", "--grpc-server-key=/tls/tls.key"} <= set(args)
@@ -78,7 +75,7 @@ def test_tls_comes_from_a_secret(render: Render) -> None:
     assert [item["key"] for item in volume["secret"]["items"]] == ["tls.crt", "tls.key"]
 
 
-def test_mutual_tls_asks_clients_for_a_certificate(render: Render) -> None:
+def test_mutual_tls_asks_clients_for_a_certificate(render):
     rendered = render(case="bucket")
     assert {"--grpc-use-ssl-mutual=true", "--grpc-root-cert=/tls/ca.crt"} <= set(rendered.server["args"])
     volume = next(volume for volume in rendered.pod["volumes"] if volume["name"] == "tls")
@@ -87,42 +84,42 @@ def test_mutual_tls_asks_clients_for_a_certificate(render: Render) -> None:
 
 
 @pytest.mark.parametrize("runtime", ["wheel", "native"])
-def test_protocols_are_restricted_by_default(runtime: str, render: Render) -> None:
+def test_protocols_are_restricted_by_default(runtime, render):
     args = render(f"runtime={runtime}").server["args"]
     closed = "model-repository,shared-memory,trace,logging:carnelian-admin-key=$(CARNELIAN_ADMIN_KEY)"
     assert f"--grpc-restricted-protocol={closed}" in args
     assert f"--http-restricted-api={closed}" in args
 
 
-def test_the_key_is_in_no_argument(render: Render) -> None:
+def test_the_key_is_in_no_argument(render):
     rendered = render("restrictedProtocols.key=0123456789abcdef")
     assert "0123456789abcdef" not in str(rendered.one("Deployment"))
     assert base64.b64decode(rendered.one("Secret")["data"]["key"]) == b"0123456789abcdef"
 
 
-def test_a_key_is_made_up(render: Render) -> None:
+def test_a_key_is_made_up(render):
     key = base64.b64decode(render().one("Secret")["data"]["key"])
     assert len(key) == 40
     reference = next(e for e in render().server["env"] if e["name"] == "CARNELIAN_ADMIN_KEY")["valueFrom"]
     assert reference == {"secretKeyRef": {"name": "speech-eu-carnelian-admin", "key": "key"}}
 
 
-def test_an_existing_secret_is_used(render: Render) -> None:
+def test_an_existing_secret_is_used(render):
     rendered = render(case="bucket")
     assert rendered.all("Secret") == []
     reference = next(e for e in rendered.server["env"] if e["name"] == "CARNELIAN_ADMIN_KEY")["valueFrom"]
     assert reference["secretKeyRef"]["name"] == "speech-admin"
 
 
-def test_a_new_key_restarts_the_pods(render: Render) -> None:
-    def annotations(key: str) -> Any:
+def test_a_new_key_restarts_the_pods(render):
+    def annotations(key):
         rendered = render(f"restrictedProtocols.key={key}")
         return rendered.one("Deployment")["spec"]["template"]["metadata"]["annotations"]
 
     assert annotations("a" * 16)["checksum/admin-key"] != annotations("b" * 16)["checksum/admin-key"]
 
 
-def test_protocols_can_be_opened(render: Render) -> None:
+def test_protocols_can_be_opened(render):
     rendered = render("restrictedProtocols.enabled=false")
     assert not any("restricted" in argument for argument in rendered.server["args"])
     assert rendered.all("Secret") == []
@@ -130,7 +127,7 @@ def test_protocols_can_be_opened(render: Render) -> None:
     assert "--model=quartznet_demo" in render("restrictedProtocols.enabled=false", LOAD).server["args"]
 
 
-def test_ingresses_are_one_for_each_protocol(render: Render) -> None:
+def test_ingresses_are_one_for_each_protocol(render):
     rendered = render(case="download")
     grpc, http = rendered.one("Ingress", "-grpc"), rendered.one("Ingress", "-http")
     assert grpc["metadata"]["annotations"]["nginx.ingress.kubernetes.io/backend-protocol"] == "GRPC"
@@ -141,12 +138,12 @@ def test_ingresses_are_one_for_each_protocol(render: Render) -> None:
     assert grpc["spec"]["tls"] == [{"hosts": ["speech.example.com"], "secretName": "speech-tls"}]
 
 
-def test_the_http_ingress_lets_no_repository_control_through(render: Render) -> None:
+def test_the_http_ingress_lets_no_repository_control_through(render):
     paths = render(case="download").one("Ingress", "-http")["spec"]["rules"][0]["http"]["paths"]
     assert [path["path"] for path in paths] == ["/v2/models", "/v2/health"]
 
 
-def test_gateway_routes_lead_to_the_service_under_host_names_of_their_own(render: Render) -> None:
+def test_gateway_routes_lead_to_the_service_under_host_names_of_their_own(render):
     rendered = render(case="google")
     grpc, http = rendered.one("GRPCRoute")["spec"], rendered.one("HTTPRoute")["spec"]
     assert rendered.one("GRPCRoute")["apiVersion"] == "gateway.networking.k8s.io/v1"
@@ -169,29 +166,29 @@ def test_gateway_routes_lead_to_the_service_under_host_names_of_their_own(render
         ("*.speech.example.com", "*.example.com"),
     ],
 )
-def test_routes_with_a_common_host_name_are_refused(grpc: str, http: str, refusal: Refusal) -> None:
+def test_routes_with_a_common_host_name_are_refused(grpc, http, refusal):
     names = (f"gateway.grpc.hostnames[0]={grpc}", f"gateway.http.hostnames[0]={http}")
     assert "give each its own" in refusal(*names, case="google")
 
 
 @pytest.mark.parametrize("http", ["speech.example.com", "*.speech.example.org", "*.a-speech.example.com"])
-def test_a_wildcard_is_of_the_names_below_it_alone(http: str, render: Render) -> None:
+def test_a_wildcard_is_of_the_names_below_it_alone(http, render):
     names = ("gateway.grpc.hostnames[0]=*.speech.example.com", f"gateway.http.hostnames[0]={http}")
     assert render(*names, case="google").one("HTTPRoute")["spec"]["hostnames"] == [http]
 
 
-def test_routes_and_policies_are_off_by_default(render: Render) -> None:
+def test_routes_and_policies_are_off_by_default(render):
     kinds = {manifest["kind"] for manifest in render().manifests if not is_hook(manifest)}
     assert kinds == {"Deployment", "PodDisruptionBudget", "Secret", "Service", "ServiceAccount"}
 
 
-def test_the_policy_lets_nothing_out(render: Render) -> None:
+def test_the_policy_lets_nothing_out(render):
     spec = render(case="closed").one("NetworkPolicy")["spec"]
     assert spec["policyTypes"] == ["Ingress", "Egress"]
     assert spec["egress"] == []
 
 
-def test_the_policy_lets_fetching_out(render: Render) -> None:
+def test_the_policy_lets_fetching_out(render):
     egress = render(case="bucket").one("NetworkPolicy")["spec"]["egress"]
     assert [port["port"] for rule in egress for port in rule["ports"]] == [53, 53, 5353, 5353, 443]
     more = render(case="download").one("NetworkPolicy")["spec"]["egress"]
@@ -211,20 +208,20 @@ def test_the_policy_lets_fetching_out(render: Render) -> None:
         ("gs://speech/release:2", 443),
     ],
 )
-def test_the_policy_lets_out_to_the_port_of_the_address(url: str, port: int, render: Render) -> None:
+def test_the_policy_lets_out_to_the_port_of_the_address(url, port, render):
     values = ("runtime=native", "networkPolicy.enabled=true", "modelRepository.source=bucket")
     egress = render(*values, f"modelRepository.bucket.url={url}").one("NetworkPolicy")["spec"]["egress"]
     assert egress[0]["ports"][-1] == {"port": port, "protocol": "TCP"}
 
 
-def test_metrics_are_private_to_the_namespace_or_to_scrapers(render: Render) -> None:
+def test_metrics_are_private_to_the_namespace_or_to_scrapers(render):
     own = render(case="closed").one("NetworkPolicy")["spec"]["ingress"][1]
     assert own == {"ports": [{"port": "metrics", "protocol": "TCP"}], "from": [{"podSelector": {}}]}
     given = render(case="bucket").one("NetworkPolicy")["spec"]["ingress"][1]["from"]
     assert given == [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]
 
 
-def test_the_policy_lets_clients_in(render: Render) -> None:
+def test_the_policy_lets_clients_in(render):
     everybody = render("networkPolicy.enabled=true").one("NetworkPolicy")["spec"]["ingress"][0]
     assert [port["port"] for port in everybody["ports"]] == ["grpc", "http"]
     assert "from" not in everybody
@@ -234,7 +231,7 @@ def test_the_policy_lets_clients_in(render: Render) -> None:
     assert own <= render(case="closed").one("Pod")["metadata"]["labels"].items()
 
 
-def test_none_but_the_run_s_own_pods_reach_training_pods(render: Render) -> None:
+def test_none_but_the_run_s_own_pods_reach_training_pods(render):
     """torchrun unpickles what it is sent: whoever reaches it runs code."""
     rendered = render("networkPolicy.egress[0].ports[0].port=8443", case="jobs")
     spec = rendered.one("NetworkPolicy", "-quartznet")["spec"]
@@ -275,5 +272,5 @@ def test_none_but_the_run_s_own_pods_reach_training_pods(render: Render) -> None
         (("ingress.http.enabled=true", "ingress.http.host=a.b", "service.exposeHttp=false"), "set it true"),
     ],
 )
-def test_what_cannot_work_is_refused(values: tuple[str, ...], advice: str, refusal: Refusal) -> None:
+def test_what_cannot_work_is_refused(values, advice, refusal):
     assert advice in refusal(*values)

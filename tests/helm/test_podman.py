@@ -11,7 +11,6 @@ import shutil
 import subprocess
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -72,14 +71,14 @@ class Container:
 
     def get(self, path: str) -> int:
         with urllib.request.urlopen(f"http://{self.http}{path}", timeout=4) as answer:
-            return int(answer.status)
+            return answer.status
 
     def run(self, command: str) -> str:
         return podman("exec", self.name, "sh", "-c", command)
 
 
 @pytest.fixture(scope="module")
-def running(render: Callable[..., Any]) -> Iterator[Container]:
+def running(render):
     rendered = render()
     container = Container(rendered.pod, rendered.server)
     try:
@@ -92,31 +91,31 @@ def running(render: Callable[..., Any]) -> Iterator[Container]:
         podman("rm", "--force", container.name)
 
 
-def test_probes_and_a_transcript(running: Container) -> None:
+def test_probes_and_a_transcript(running):
     assert [running.get(path) for path in running.probes] == [200, 200, 200]
     with CarnelianClient(running.grpc) as client:
         assert client.transcribe(CLIP).text
 
 
-def test_the_process_is_who_the_chart_says_and_may_nothing(running: Container) -> None:
+def test_the_process_is_who_the_chart_says_and_may_nothing(running):
     assert running.run("id -u; id -g").split() == ["10001", "10001"]
     status = running.run("cat /proc/[0-9]*/status")
     assert {line.split()[1] for line in status.splitlines() if line.startswith(("CapEff", "CapBnd"))} == {"0" * 16}
     assert {line.split()[1] for line in status.splitlines() if line.startswith("NoNewPrivs")} == {"1"}
 
 
-def test_only_tmp_and_shared_memory_can_be_written(running: Container) -> None:
+def test_only_tmp_and_shared_memory_can_be_written(running):
     folders = "/ /models /opt/carnelian /var/tmp /home /tmp /dev/shm"
     written = running.run(f"for folder in {folders}; do touch $folder/x 2>/dev/null && echo $folder; done; true")
     assert written.split() == ["/tmp", "/dev/shm"]
 
 
-def test_what_it_uses_fits_the_limits_with_room(running: Container) -> None:
+def test_what_it_uses_fits_the_limits_with_room(running):
     used = running.run("df -m /tmp /dev/shm --output=pcent").split()
     assert all(int(percent.rstrip("%")) < 50 for percent in used if percent.endswith("%") and percent != "Use%")
 
 
-def test_it_ends_in_time_with_status_0(running: Container) -> None:
+def test_it_ends_in_time_with_status_0(running):
     began = time.monotonic()
     podman("stop", "--time=40", running.name)
     assert time.monotonic() - began < 40

@@ -4,26 +4,21 @@ import itertools
 import re
 import shlex
 import textwrap
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
-CallHelm = Callable[..., Any]
-
 
 @pytest.fixture(scope="module")
-def page(chart: Path) -> str:
+def page(chart) -> str:
     return (chart / "docs" / "releases.md").read_text()
 
 
 @pytest.fixture
-def template(call_helm: CallHelm, chart: Path) -> Callable[..., list[dict[str, Any]]]:
+def template(call_helm, chart):
     """Renders a case of ci/ as the release that is named."""
 
-    def template(release: str, case: str, *options: str) -> list[dict[str, Any]]:
+    def template(release, case, *options):
         done = call_helm("template", release, str(chart), f"--values={chart}/ci/{case}-values.yaml", *options)
         assert done.returncode == 0, done.stderr
         return [manifest for manifest in yaml.safe_load_all(done.stdout) if manifest]
@@ -31,7 +26,7 @@ def template(call_helm: CallHelm, chart: Path) -> Callable[..., list[dict[str, A
     return template
 
 
-def test_its_commands_serve_another_folder(page: str, template: Callable[..., list[dict[str, Any]]]) -> None:
+def test_its_commands_serve_another_folder(page, template):
     commands = re.findall(r"^    (helm (?:upgrade|install) (?:.*\\\n)*.*)", page, re.M)
     served = {}
     for _, _, release, _, *words in map(shlex.split, commands):
@@ -42,9 +37,7 @@ def test_its_commands_serve_another_folder(page: str, template: Callable[..., li
     assert served == {"speech": ["releases/2026-11-21"], "speech-canary": ["releases/2026-12-01"]}
 
 
-def test_its_route_replaces_the_releases_own_and_leads_to_both(
-    page: str, tmp_path: Path, template: Callable[..., list[dict[str, Any]]]
-) -> None:
+def test_its_route_replaces_the_releases_own_and_leads_to_both(page, tmp_path, template):
     """Of two routes for a host name and a method the older would get everything."""
     (values,) = re.findall(r"^    gateway: .*\n(?:    .*\n)+", page, re.M)
     (tmp_path / "route.yaml").write_text(textwrap.dedent(values))
@@ -75,9 +68,7 @@ def test_its_route_replaces_the_releases_own_and_leads_to_both(
         ),
     ],
 )
-def test_its_table_names_the_values_of_each_source(
-    source: str, case: str, release: dict[str, str], page: str, render: Callable[..., Any]
-) -> None:
+def test_its_table_names_the_values_of_each_source(source, case, release, page, render):
     (values,) = re.findall(rf"^\| `{source}` \|[^|]*\| (.*) \|$", page, re.M)
     assert release.keys() <= set(re.findall(r"`([\w.]+)`", values))
     pod = str(render(*(f"{name}={value}" for name, value in release.items()), case=case).pod)

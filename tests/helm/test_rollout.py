@@ -8,7 +8,6 @@ import shutil
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -115,9 +114,7 @@ def write_release(folder: Path, name: str) -> Path:
     return folder
 
 
-def test_no_request_is_lost_by_a_release_and_its_rollback(
-    render: Callable[..., Any], start: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_no_request_is_lost_by_a_release_and_its_rollback(render, start, tmp_path):
     drain = (f"drain.connectionAgeSeconds={CONNECTION_AGE_S}", f"drain.delaySeconds={DELAY_S}")
     server = render("server.threads=1", "model.load={quartznet_demo}", *drain).server
     releases = {name: write_release(tmp_path / name, name) for name in ("old", "new")}

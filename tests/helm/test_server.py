@@ -1,7 +1,6 @@
 """The serving Deployment and what stands around it."""
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +10,13 @@ from carnelian_serving.triton_options import OWN_OPTIONS
 from typer.main import get_command
 
 ROOT = Path(__file__).parents[2]
-Render = Callable[..., Any]
 
 
 def arguments(container: dict[str, Any]) -> list[str]:
     return [argument.partition("=")[0] for argument in container["args"]]
 
 
-def test_the_wheel_runtime_starts_carnelian_serve_with_options_it_has(render: Render) -> None:
+def test_the_wheel_runtime_starts_carnelian_serve_with_options_it_has(render):
     server = render("server.threads=2", "model.load={quartznet_demo}").server
     assert server["command"] == ["carnelian-serve"]
     own = arguments(server)[: arguments(server).index("--")]
@@ -27,7 +25,7 @@ def test_the_wheel_runtime_starts_carnelian_serve_with_options_it_has(render: Re
     assert {"--threads", "--model", "--repository", "--exit-timeout"} <= set(own)
 
 
-def test_the_native_runtime_starts_tritonserver(render: Render) -> None:
+def test_the_native_runtime_starts_tritonserver(render):
     server = render("runtime=native", "server.threads=2", "model.load={quartznet_demo}").server
     assert server["command"][-1] == "tritonserver"
     assert "--" not in server["args"]
@@ -50,9 +48,7 @@ def test_the_native_runtime_starts_tritonserver(render: Render) -> None:
         (("server.threads=0",), None),
     ],
 )
-def test_a_pod_takes_the_cores_that_it_requests_and_not_all_of_its_node(
-    values: tuple[str, ...], threads: int | None, render: Render
-) -> None:
+def test_a_pod_takes_the_cores_that_it_requests_and_not_all_of_its_node(values, threads, render):
     options = {"wheel": "--threads=", "native": "--backend-config=onnxruntime,intra_op_thread_count="}
     for runtime, option in options.items():
         arguments = render(f"runtime={runtime}", *values).server["args"]
@@ -62,7 +58,7 @@ def test_a_pod_takes_the_cores_that_it_requests_and_not_all_of_its_node(
 
 
 @pytest.mark.parametrize("runtime", ["wheel", "native"])
-def test_both_runtimes_listen_alike(runtime: str, render: Render) -> None:
+def test_both_runtimes_listen_alike(runtime, render):
     server = render(f"runtime={runtime}").server
     assert {"--http-port=8000", "--grpc-port=8001", "--metrics-port=8002"} <= set(server["args"])
     assert [port["containerPort"] for port in server["ports"]] == [8000, 8001, 8002]
@@ -71,7 +67,7 @@ def test_both_runtimes_listen_alike(runtime: str, render: Render) -> None:
     assert "--metrics-config=summary_latencies=true" in server["args"]
 
 
-def test_an_ipv6_address_is_spelled_as_each_of_tritons_servers_wants_it(render: Render) -> None:
+def test_an_ipv6_address_is_spelled_as_each_of_tritons_servers_wants_it(render):
     assert "--host=::" in render("server.host=::").server["args"]  # carnelian-serve does the same by itself
     native = render("runtime=native", "server.host=::").server["args"]
     assert [argument for argument in native if "-address=" in argument] == [
@@ -90,13 +86,13 @@ def test_an_ipv6_address_is_spelled_as_each_of_tritons_servers_wants_it(render: 
         ("verbose", {"--log-verbose=1"}),
     ],
 )
-def test_log_levels_of_tritonserver(level: str, options: set[str], render: Render) -> None:
+def test_log_levels_of_tritonserver(level, options, render):
     server = render("runtime=native", f"server.logLevel={level}").server
     assert {argument for argument in server["args"] if argument.startswith("--log")} == options
 
 
 @pytest.mark.parametrize("runtime", ["wheel", "native"])
-def test_connections_end_before_a_pod_does(runtime: str, render: Render) -> None:
+def test_connections_end_before_a_pod_does(runtime, render):
     server = render(f"runtime={runtime}").server
     (age_ms,) = (int(a.partition("=")[2]) for a in server["args"] if a.startswith("--grpc-max-connection-age="))
     assert age_ms * 1.1 < int(server["lifecycle"]["preStop"]["exec"]["command"][1]) * 1000
@@ -104,14 +100,14 @@ def test_connections_end_before_a_pod_does(runtime: str, render: Render) -> None
     assert not any(argument.startswith("--grpc-max-connection-age") for argument in endless["args"])
 
 
-def test_extra_arguments_come_last(render: Render) -> None:
+def test_extra_arguments_come_last(render):
     server = render("server.extraArgs={--grpc-keepalive-time=30000}").server
     assert server["args"][-1] == "--grpc-keepalive-time=30000"
     assert server["args"].index("--") < len(server["args"]) - 1
 
 
 @pytest.mark.parametrize("option", sorted(OWN_OPTIONS))
-def test_options_that_the_launcher_has_are_no_extra_arguments(option: str, refusal: Callable[..., str]) -> None:
+def test_options_that_the_launcher_has_are_no_extra_arguments(option, refusal):
     for runtime in ("wheel", "native"):
         for spelling in (option, option[:-1]):
             said = refusal(f"runtime={runtime}", f"server.extraArgs={{{spelling}=1}}")
@@ -127,28 +123,28 @@ def test_options_that_the_launcher_has_are_no_extra_arguments(option: str, refus
         ("--model-repository", "modelRepository"),
     ],
 )
-def test_the_refusal_of_an_extra_argument_names_the_value(option: str, value: str, refusal: Callable[..., str]) -> None:
+def test_the_refusal_of_an_extra_argument_names_the_value(option, value, refusal):
     assert f"and set {value}\n" in refusal(f"server.extraArgs={{{option}=1}}")
 
 
-def test_readiness_asks_for_the_model_and_not_for_the_process(render: Render) -> None:
+def test_readiness_asks_for_the_model_and_not_for_the_process(render):
     server = render("model.name=quartznet_15x5").server
     assert server["readinessProbe"]["httpGet"] == {"path": "/v2/models/quartznet_15x5/ready", "port": "http"}
     assert server["startupProbe"]["httpGet"]["path"] == "/v2/health/ready"
     assert server["livenessProbe"]["httpGet"]["path"] == "/v2/health/live"
 
 
-def test_the_startup_probe_covers_its_timeout(render: Render) -> None:
+def test_the_startup_probe_covers_its_timeout(render):
     probe = render("probes.startup.timeoutSeconds=301", "probes.startup.periodSeconds=10").server["startupProbe"]
     assert probe["periodSeconds"] * probe["failureThreshold"] == 310
 
 
-def test_the_default_model_is_in_the_repository(render: Render) -> None:
+def test_the_default_model_is_in_the_repository(render):
     path = render().server["readinessProbe"]["httpGet"]["path"]
     assert (ROOT / "model_repository" / path.split("/")[3] / "config.pbtxt").is_file()
 
 
-def test_shared_memory_is_sized_from_the_python_instances(render: Render) -> None:
+def test_shared_memory_is_sized_from_the_python_instances(render):
     pod = render("sharedMemory.pythonInstances=4", "sharedMemory.mebibytesPerInstance=64").pod
     volume = next(volume for volume in pod["volumes"] if volume["name"] == "shared-memory")
     assert volume["emptyDir"] == {"medium": "Memory", "sizeLimit": "256Mi"}
@@ -156,30 +152,30 @@ def test_shared_memory_is_sized_from_the_python_instances(render: Render) -> Non
 
 
 @pytest.mark.parametrize("limit", ["896Mi", "0.875Gi", "939M", "0.9k", "939524096"])
-def test_a_memory_limit_that_shared_memory_alone_may_fill_is_refused(limit: str, refusal: Callable[..., str]) -> None:
+def test_a_memory_limit_that_shared_memory_alone_may_fill_is_refused(limit, refusal):
     assert "may hold 896Mi" in refusal(f"resources.limits.memory={limit}", "resources.requests.memory=1")
 
 
 @pytest.mark.parametrize("limit", ["897Mi", "0.876Gi", "940M", "1T", "939524097", "null"])
-def test_a_memory_limit_above_shared_memory_is_taken(limit: str, render: Render) -> None:
+def test_a_memory_limit_above_shared_memory_is_taken(limit, render):
     limits = render(f"resources.limits.memory={limit}").server["resources"]["limits"]
     assert str(limits.get("memory", "null")) == limit
 
 
-def test_the_default_number_of_python_instances_is_that_of_the_repository(chart: Path, shipped: Path) -> None:
+def test_the_default_number_of_python_instances_is_that_of_the_repository(chart, shipped):
     configs = [path.read_text() for path in shipped.glob("*/config.pbtxt")]
     staged = [text for text in configs if "ensemble_scheduling" not in text]
     counts = [int(match[1]) if (match := re.search(r"\bcount: (\d+)", text)) else 1 for text in staged]
     assert f"pythonInstances: {sum(counts)}" in (chart / "values.yaml").read_text()
 
 
-def test_only_tmp_and_shared_memory_are_writable(render: Render) -> None:
+def test_only_tmp_and_shared_memory_are_writable(render):
     server = render("modelRepository.source=pvc", "modelRepository.pvc.claimName=models").server
     writable = {mount["mountPath"] for mount in server["volumeMounts"] if not mount.get("readOnly")}
     assert writable == {"/tmp", "/dev/shm"}
 
 
-def test_a_volume_claim_is_mounted_read_only(render: Render) -> None:
+def test_a_volume_claim_is_mounted_read_only(render):
     rendered = render(case="cpu")
     claim = next(volume for volume in rendered.pod["volumes"] if volume["name"] == "models")
     assert claim["persistentVolumeClaim"] == {"claimName": "models", "readOnly": True}
@@ -187,25 +183,25 @@ def test_a_volume_claim_is_mounted_read_only(render: Render) -> None:
     assert mount == {"name": "models", "mountPath": "/models", "readOnly": True, "subPath": "releases/2026-11-21"}
 
 
-def test_gpus_are_limits_of_the_named_resource(render: Render) -> None:
+def test_gpus_are_limits_of_the_named_resource(render):
     assert render(case="gpu").server["resources"]["limits"]["nvidia.com/gpu"] == 1
     sliced = render("runtime=native", "gpu.count=2", "gpu.resourceName=nvidia.com/mig-1g.10gb").server
     assert sliced["resources"]["limits"]["nvidia.com/mig-1g.10gb"] == 2
     assert "nvidia.com/gpu" not in render().server["resources"]["limits"]
 
 
-def test_the_image_says_its_runtime_and_version(render: Render) -> None:
+def test_the_image_says_its_runtime_and_version(render):
     assert render().server["image"] == "carnelian-serving:0.1.0-cpu"
     assert render("runtime=native").server["image"] == "carnelian-serving:0.1.0-native"
     assert render("image.tag=1.2.0").server["image"] == "carnelian-serving:1.2.0"
 
 
-def test_a_digest_goes_before_the_tag(render: Render) -> None:
+def test_a_digest_goes_before_the_tag(render):
     digest = "sha256:" + "a" * 64
     assert render(f"image.digest={digest}", "image.tag=v1").server["image"] == f"carnelian-serving@{digest}"
 
 
-def test_pods_spread_over_nodes_by_this_releases_labels(render: Render) -> None:
+def test_pods_spread_over_nodes_by_this_releases_labels(render):
     rendered = render()
     (constraint,) = rendered.pod["topologySpreadConstraints"]
     selector = rendered.one("Deployment")["spec"]["selector"]
@@ -214,7 +210,7 @@ def test_pods_spread_over_nodes_by_this_releases_labels(render: Render) -> None:
     assert constraint["matchLabelKeys"] == ["pod-template-hash"]  # an update does not push the new pods together
 
 
-def test_a_given_spread_selector_is_kept(render: Render) -> None:
+def test_a_given_spread_selector_is_kept(render):
     given = "topologySpreadConstraints[0]"
     rendered = render(
         f"{given}.maxSkew=2",
@@ -227,7 +223,7 @@ def test_a_given_spread_selector_is_kept(render: Render) -> None:
     assert constraint["labelSelector"] == {"matchLabels": {"a": "b"}}
 
 
-def test_scheduling_of_the_cases_reaches_the_pod(render: Render) -> None:
+def test_scheduling_of_the_cases_reaches_the_pod(render):
     pod = render(case="gpu").pod
     assert pod["runtimeClassName"] == "nvidia"
     assert pod["nodeSelector"] == {"nvidia.com/gpu.product": "NVIDIA-L4"}
@@ -237,14 +233,14 @@ def test_scheduling_of_the_cases_reaches_the_pod(render: Render) -> None:
     assert cpu["imagePullSecrets"] == [{"name": "registry"}]
 
 
-def test_a_pods_annotation_replaces_the_container_that_kubectl_shows(render: Render) -> None:
+def test_a_pods_annotation_replaces_the_container_that_kubectl_shows(render):
     other = r"podAnnotations.kubectl\.kubernetes\.io/default-container=sidecar"
     for values, name in (((), "server"), ((other,), "sidecar")):
         annotations = render(*values).one("Deployment")["spec"]["template"]["metadata"]["annotations"]
         assert annotations["kubectl.kubernetes.io/default-container"] == name
 
 
-def test_what_users_add_reaches_the_pod(render: Render) -> None:
+def test_what_users_add_reaches_the_pod(render):
     rendered = render(case="extras")
     assert rendered.server["env"][-1] == {"name": "OMP_NUM_THREADS", "value": "1"}
     assert rendered.server["envFrom"] == [{"configMapRef": {"name": "environment"}}]
@@ -267,46 +263,44 @@ def test_what_users_add_reaches_the_pod(render: Render) -> None:
         ("default", ["HTTPS_PROXY", "HTTPS_PROXY"], "HTTPS_PROXY twice; remove one"),
     ],
 )
-def test_a_name_that_the_environment_has_already_is_refused(
-    case: str, names: list[str], advice: str, refusal: Callable[..., str]
-) -> None:
+def test_a_name_that_the_environment_has_already_is_refused(case, names, advice, refusal):
     values = (
         value for i, name in enumerate(names) for value in (f"extraEnv[{i}].name={name}", f"extraEnv[{i}].value=x")
     )
     assert advice in refusal(*values, case=case)
 
 
-def test_a_name_that_the_chart_would_set_may_be_given_where_it_does_not(render: Render) -> None:
+def test_a_name_that_the_chart_would_set_may_be_given_where_it_does_not(render):
     server = render("restrictedProtocols.enabled=false", "extraEnv[0].name=CARNELIAN_ADMIN_KEY").server
     assert [variable["name"] for variable in server["env"]].count("CARNELIAN_ADMIN_KEY") == 1
 
 
-def test_onnxruntime_sends_no_telemetry_whatever_the_image(render: Render) -> None:
+def test_onnxruntime_sends_no_telemetry_whatever_the_image(render):
     rendered = render(case="jobs")
-    (training,) = rendered.one("Job", "-quartznet")["spec"]["template"]["spec"]["containers"]
+    (training,) = rendered.job("-quartznet")["containers"]
     for container in (rendered.server, training):
         assert {"name": "ORT_DISABLE_TELEMETRY", "value": "1"} in container["env"]
 
 
-def test_extra_objects_are_templates(render: Render) -> None:
+def test_extra_objects_are_templates(render):
     names = {manifest["metadata"]["name"] for manifest in render(case="extras").all("ConfigMap")}
     assert names >= {"speech-eu-environment", "speech-eu-text"}
 
 
-def test_labels_that_users_add_never_replace_the_standard_ones(render: Render) -> None:
+def test_labels_that_users_add_never_replace_the_standard_ones(render):
     rendered = render("commonLabels.app\\.kubernetes\\.io/name=x", "podLabels.app\\.kubernetes\\.io/instance=y")
     assert rendered.one("Deployment")["metadata"]["labels"]["app.kubernetes.io/name"] == "carnelian"
     labels = rendered.one("Deployment")["spec"]["template"]["metadata"]["labels"]
     assert labels["app.kubernetes.io/instance"] == "speech-eu"
 
 
-def test_the_pods_labels_have_no_version_so_that_they_do_not_restart_for_one(render: Render) -> None:
+def test_the_pods_labels_have_no_version_so_that_they_do_not_restart_for_one(render):
     labels = render().one("Deployment")["spec"]["template"]["metadata"]["labels"]
     assert not any(name.endswith(("version", "chart")) for name in labels)
 
 
 @pytest.mark.parametrize("case", ["default", "monitoring", "download", "jobs"])
-def test_long_names_are_cut(case: str, render: Render) -> None:
+def test_long_names_are_cut(case, render):
     runs = ("training.name=a-long-name1", "training.nodes=1000", "perf.name=a-long-name2") if case == "jobs" else ()
     rendered = render("fullnameOverride=" + "a" * 70, *runs, case=case)
     assert all(len(manifest["metadata"]["name"]) <= 63 for manifest in rendered.manifests)
@@ -315,11 +309,11 @@ def test_long_names_are_cut(case: str, render: Render) -> None:
             assert len(f"{job['metadata']['name']}-{job['spec']['completions'] - 1}") <= 63
 
 
-def test_a_release_called_like_the_chart_is_named_once(render: Render) -> None:
+def test_a_release_called_like_the_chart_is_named_once(render):
     assert render("nameOverride=speech").one("Deployment")["metadata"]["name"] == "speech-eu"
 
 
-def test_a_release_whose_name_no_service_can_have_is_refused(call_helm: Callable[..., Any], chart: Path) -> None:
+def test_a_release_whose_name_no_service_can_have_is_refused(call_helm, chart):
     for release in ("2speech", "speech.eu"):
         done = call_helm("template", release, str(chart))
         assert done.returncode != 0
@@ -327,7 +321,7 @@ def test_a_release_whose_name_no_service_can_have_is_refused(call_helm: Callable
         assert call_helm("template", release, str(chart), "--set=fullnameOverride=speech").returncode == 0
 
 
-def test_services_without_an_address_have_the_pods_ports(render: Render) -> None:
+def test_services_without_an_address_have_the_pods_ports(render):
     rendered = render("service.grpcPort=443")
     assert [port["port"] for port in rendered.one("Service", "carnelian")["spec"]["ports"]] == [443, 8000]
     ports = {port["name"]: port["containerPort"] for port in rendered.server["ports"]}
@@ -336,7 +330,7 @@ def test_services_without_an_address_have_the_pods_ports(render: Render) -> None
             assert port["port"] == ports[port["targetPort"]]
 
 
-def test_metrics_are_not_on_the_service_that_is_exposed(render: Render) -> None:
+def test_metrics_are_not_on_the_service_that_is_exposed(render):
     rendered = render("service.type=LoadBalancer")
     assert [port["name"] for port in rendered.one("Service", "carnelian")["spec"]["ports"]] == ["grpc", "http"]
     metrics = rendered.one("Service", "-metrics")["spec"]
@@ -344,7 +338,7 @@ def test_metrics_are_not_on_the_service_that_is_exposed(render: Render) -> None:
     assert [port["port"] for port in metrics["ports"]] == [8002]
 
 
-def test_the_service_account_has_no_token_of_kubernetes(render: Render) -> None:
+def test_the_service_account_has_no_token_of_kubernetes(render):
     account = render(case="cpu").one("ServiceAccount")
     assert account["automountServiceAccountToken"] is False
     assert account["metadata"]["name"] == "speech"
@@ -352,19 +346,19 @@ def test_the_service_account_has_no_token_of_kubernetes(render: Render) -> None:
     assert render(case="cpu").pod["serviceAccountName"] == "speech"
 
 
-def test_without_a_service_account_the_namespaces_own_is_used(render: Render) -> None:
+def test_without_a_service_account_the_namespaces_own_is_used(render):
     rendered = render(case="extras")
     assert rendered.all("ServiceAccount") == []
     assert rendered.pod["serviceAccountName"] == "default"
 
 
-def test_the_disruption_budget_lets_pods_go_that_do_not_serve(render: Render) -> None:
+def test_the_disruption_budget_lets_pods_go_that_do_not_serve(render):
     spec = render().one("PodDisruptionBudget")["spec"]
     assert spec["maxUnavailable"] == 1
     assert spec["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
     assert render(case="extras").all("PodDisruptionBudget") == []
 
 
-def test_an_update_takes_no_pod_away_before_its_successor_is_ready(render: Render) -> None:
+def test_an_update_takes_no_pod_away_before_its_successor_is_ready(render):
     strategy = render().one("Deployment")["spec"]["strategy"]
     assert strategy == {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}

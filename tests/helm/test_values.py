@@ -3,7 +3,7 @@
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,8 @@ import yaml
 
 
 @pytest.fixture(scope="module")
-def schema(chart: Path) -> dict[str, Any]:
-    return dict(json.loads((chart / "values.schema.json").read_text()))
+def schema(chart):
+    return json.loads((chart / "values.schema.json").read_text())
 
 
 def leaves(values: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
@@ -29,7 +29,7 @@ def properties(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, di
         yield from properties(value, f"{path}{key}.")
 
 
-def test_every_property_has_a_default(chart: Path, schema: dict[str, Any]) -> None:
+def test_every_property_has_a_default(chart, schema):
     values = dict(leaves(yaml.safe_load((chart / "values.yaml").read_text())))
     # Kubernetes' own fields may be added to these.
     own = {
@@ -40,15 +40,13 @@ def test_every_property_has_a_default(chart: Path, schema: dict[str, Any]) -> No
     assert own <= values.keys()
 
 
-def test_no_object_of_the_schema_is_open(schema: dict[str, Any]) -> None:
+def test_no_object_of_the_schema_is_open(schema):
     for path, value in properties(schema):
         if "properties" in value:
             assert value["additionalProperties"] is False, path
 
 
-def test_nothing_that_is_needed_can_be_taken_away(
-    chart: Path, schema: dict[str, Any], refusal: Callable[..., str]
-) -> None:
+def test_nothing_that_is_needed_can_be_taken_away(chart, schema, refusal):
     """Templates read it; null would leave a hole in a manifest, or end in a template's error."""
     values = dict(leaves(yaml.safe_load((chart / "values.yaml").read_text())))
     for path, value in [("", schema), *properties(schema)]:
@@ -64,12 +62,10 @@ def test_nothing_that_is_needed_can_be_taken_away(
     assert "name is required" in refusal("model.name=null")
 
 
-def test_a_key_without_a_value_is_as_empty_as_its_default(
-    chart: Path, tmp_path: Path, call_helm: Callable[..., Any]
-) -> None:
+def test_a_key_without_a_value_is_as_empty_as_its_default(chart, tmp_path, call_helm):
     """Such as `commonLabels:` with nothing but comments below it."""
 
-    def empty(values: dict[str, Any]) -> dict[str, Any]:
+    def empty(values):
         return {
             key: empty(value) if isinstance(value, dict) and value else None
             for key, value in values.items()
@@ -90,7 +86,7 @@ def test_a_key_without_a_value_is_as_empty_as_its_default(
     assert rendered["values"] == rendered["defaults"]
 
 
-def test_a_long_time_stays_a_whole_number(chart: Path, tmp_path: Path, call_helm: Callable[..., Any]) -> None:
+def test_a_long_time_stays_a_whole_number(chart, tmp_path, call_helm):
     """Helm reads the numbers of a file as floats, which Go writes as 1.2096e+06."""
     two_weeks_s = 14 * 24 * 3600
     training = {"enabled": True, "claimName": "speech", "deadlineSeconds": two_weeks_s}
@@ -99,14 +95,14 @@ def test_a_long_time_stays_a_whole_number(chart: Path, tmp_path: Path, call_helm
     assert f"activeDeadlineSeconds: {two_weeks_s}\n" in done.stdout, done.stderr
 
 
-def test_the_platform_may_choose_the_user(render: Callable[..., Any]) -> None:
+def test_the_platform_may_choose_the_user(render):
     """As OpenShift does: what is null is left out."""
     context = render("podSecurityContext.runAsUser=null", "podSecurityContext.fsGroup=null").pod["securityContext"]
     assert "runAsUser" not in context
     assert context["runAsNonRoot"] is True
 
 
-def test_every_value_is_commented(chart: Path) -> None:
+def test_every_value_is_commented(chart):
     lines = (chart / "values.yaml").read_text().splitlines()
     for previous, line in itertools.pairwise(lines):
         key, colon, rest = line.partition(":")
@@ -132,7 +128,7 @@ def test_every_value_is_commented(chart: Path) -> None:
         ("topologySpreadConstraints[0].maxSkw=1", "maxSkw"),
     ],
 )
-def test_a_typo_is_refused_by_name(typo: str, named: str, helm: str, refusal: Callable[..., str]) -> None:
+def test_a_typo_is_refused_by_name(typo, named, helm, refusal):
     assert named in refusal(typo, helm=helm)
 
 
@@ -175,21 +171,21 @@ def test_a_typo_is_refused_by_name(typo: str, named: str, helm: str, refusal: Ca
         "test.maxCharacterErrorRate=1",  # silence has it
     ],
 )
-def test_a_value_that_cannot_work_is_refused(wrong: str, refusal: Callable[..., str]) -> None:
+def test_a_value_that_cannot_work_is_refused(wrong, refusal):
     assert wrong.split("=")[0].split(".")[0] in refusal(wrong)
 
 
-def test_an_old_kubernetes_is_refused(helm: str, refusal: Callable[..., str]) -> None:
+def test_an_old_kubernetes_is_refused(helm, refusal):
     assert "1.27" in refusal(kube_version="1.26.0", helm=helm)
 
 
 @pytest.mark.parametrize("value", ["image.repository=localhost:5000/speech/carnelian", "image.tag=main-3f2a1c"])
-def test_an_image_that_stays_the_same_is_taken(value: str, render: Callable[..., Any]) -> None:
+def test_an_image_that_stays_the_same_is_taken(value, render):
     assert value.split("=")[1] in render(value).server["image"]
 
 
 @pytest.mark.parametrize("value", ["0.50", "0.7", ".05", "0.999"])
-def test_a_share_is_taken_as_set_writes_it(value: str, render: Callable[..., Any]) -> None:
+def test_a_share_is_taken_as_set_writes_it(value, render):
     (container,) = render(f"test.maxCharacterErrorRate={value}").one("Pod")["spec"]["containers"]
     assert f"--max-cer={value}" in container["args"]
 
@@ -209,13 +205,11 @@ def test_a_share_is_taken_as_set_writes_it(value: str, render: Callable[..., Any
         (("autoscaling.mode=hpa", "autoscaling.cpuPercent=80", "resources.requests.cpu=null"), "set it"),
     ],
 )
-def test_values_that_contradict_each_other_are_refused_with_advice(
-    values: tuple[str, ...], advice: str, refusal: Callable[..., str]
-) -> None:
+def test_values_that_contradict_each_other_are_refused_with_advice(values, advice, refusal):
     assert advice in refusal(*values)
 
 
-def test_the_sizes_are_those_that_were_measured(chart: Path) -> None:
+def test_the_sizes_are_those_that_were_measured(chart):
     """As shipped, without a queue delay: a row of the table that `carnelian-perf batching` writes."""
     results = Path(__file__).parents[2] / "perf" / "results" / "quartznet_demo_batching.md"
     (row,) = re.findall(r"^\| \*{0,2}\(c\) ragged, as shipped\*{0,2} \| 0 ms \|(.*)\|$", results.read_text(), re.M)
@@ -236,7 +230,7 @@ def named(manifest: Any) -> Iterator[tuple[str, Any]]:
             yield from named(item)
 
 
-def test_a_checksum_of_digits_stays_text(chart: Path, tmp_path: Path, call_helm: Callable[..., Any]) -> None:
+def test_a_checksum_of_digits_stays_text(chart, tmp_path, call_helm):
     download = {"url": "https://models.example.com/a.tar", "sha256": "12" * 32}
     values = {"modelRepository": {"source": "download", "download": download}}
     (tmp_path / "values.yaml").write_text(yaml.safe_dump(values))
@@ -245,7 +239,7 @@ def test_a_checksum_of_digits_stays_text(chart: Path, tmp_path: Path, call_helm:
     assert deployment["spec"]["template"]["spec"]["initContainers"][0]["args"][1] == "12" * 32
 
 
-def test_names_of_digits_stay_text(chart: Path, tmp_path: Path, call_helm: Callable[..., Any]) -> None:
+def test_names_of_digits_stay_text(chart, tmp_path, call_helm):
     values = {
         "modelRepository": {"source": "pvc", "pvc": {"claimName": "1", "subPath": "20261121"}},
         "tls": {"secretName": "2"},
