@@ -232,7 +232,7 @@ def test_what_pages_say_of_training_on_a_gpu_is_that_of_the_raw_files():
 
 
 def test_what_pages_say_of_a_gpus_server_is_that_of_the_raw_files():
-    def cell(name: str):
+    def cell(name):
         return json.loads(read(f"perf/results/jasper_10x5dr_gpu_sweep/jasper_10x5dr_fp16_{name}_r1/result.json"))
 
     one, eight = (cell(name)["report"] for name in ("pcm_grpc_2s_b1_c1", "pcm_grpc_16.7s_b8_c1"))

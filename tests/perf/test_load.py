@@ -11,7 +11,7 @@ def test_an_interrupt_ends_the_sending():
     sent = []
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background has it ignored
 
-    def send(index: int) -> None:
+    def send(index):
         sent.append(index)
         if index == 3:
             os.kill(os.getpid(), signal.SIGINT)
@@ -27,7 +27,7 @@ def test_a_failure_ends_the_sending():
     """That of the second client, too: it is the first one's answers that are waited for."""
     sent, both_send = [], threading.Barrier(2, timeout=30)
 
-    def send(index: int) -> None:
+    def send(index):
         if index < 2:
             both_send.wait()
         if threading.current_thread().name.endswith("_1"):

@@ -37,7 +37,7 @@ def run(tmp_path, monkeypatch, call):
     monkeypatch.chdir(tmp_path)
     RESULTS.mkdir(parents=True)
 
-    def run(command: str, expected: int = 0) -> str:
+    def run(command, expected=0):
         status, _, err = call(main, *shlex.split(command)[1:])
         assert status == expected, err
         return err

@@ -31,7 +31,7 @@ def test_counts_that_never_stand_still_are_taken_as_they_are(server):
     is_over = threading.Event()
     with grpc.InferenceServerClient(server.grpc_url) as client, ThreadPoolExecutor() as pool:
 
-        def send_on() -> None:
+        def send_on():
             while not is_over.is_set():
                 ask_clip(client, "quartznet_demo", clips, 0, ("TRANSCRIPT",))
 

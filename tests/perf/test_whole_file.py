@@ -80,7 +80,7 @@ def test_two_that_write_one_file_do_not_meet(tmp_path, write):
     """The number of the process was the name of both, as it is of two containers' that share a folder."""
     failures = []
 
-    def write_often(text: str) -> None:
+    def write_often(text):
         try:
             for _ in range(TIMES):
                 write(tmp_path / "a", text)

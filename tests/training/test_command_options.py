@@ -50,7 +50,7 @@ def another_user() -> Iterator[None]:
 
 
 @pytest.fixture
-def everyones() -> Iterator[Path]:
+def everyones():
     """A folder that every user may reach and change."""
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         Path(folder).chmod(0o777)

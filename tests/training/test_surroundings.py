@@ -16,7 +16,7 @@ CLIPS = Path(__file__).parents[2] / "demo" / "clips" / "manifest.jsonl"
 def make(call):
     """Runs the command; returns what training reads of it."""
 
-    def run(directory: Path, seed: int) -> Sounds:
+    def run(directory, seed):
         options = ["--seed", seed, "--rooms", 5, "--noises", 4, "--babble", CLIPS]
         assert call(main, "surroundings", directory, *options)[0] == 0
         noise, rooms = NoiseConfig(path=directory / "noise"), ReverberationConfig(path=directory / "rooms")

@@ -26,7 +26,7 @@ def pair(words: int, errors_fp32: int, errors_int8: int) -> Pair:
 
 
 def test_clips_that_int8_was_calibrated_on_are_refused(tmp_path):
-    def clip(name: str, offset: float | None = None) -> Clip:
+    def clip(name, offset=None):
         return Clip(tmp_path / name, 2.0, "yes", offset=offset)
 
     seen = [clip("a.wav"), clip("b.wav", 2.0)]

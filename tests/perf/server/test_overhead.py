@@ -58,7 +58,7 @@ def test_all_ways_take_turns_and_are_compared_round_by_round(repository, tmp_pat
 
 
 def test_ratios_are_of_the_same_round(origin):
-    def make(way: str, number: int, latency_s: float) -> Run:
+    def make(way, number, latency_s):
         return Run(
             way=way,
             duration_s=2,

@@ -8,7 +8,6 @@ import os
 import re
 import shlex
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -27,7 +26,6 @@ from carnelian_perf.sweeps.results import RESULT, Result, read_results
 from carnelian_perf.sweeps.run import run_grid
 from carnelian_perf.sweeps.target import Target
 from carnelian_perf.sweeps.transcripts import check_answers, transcribe_file
-from carnelian_serving.launcher import Server
 from carnelian_serving.stubs import find_instance
 from tritonclient import grpc
 
@@ -43,14 +41,14 @@ def program() -> Path:
 
 
 @pytest.fixture(scope="module")
-def another(shipped) -> Iterator[Server]:
+def another(shipped):
     with quiet_server(shipped) as server:
         yield server
 
 
 @pytest.fixture
 def make_grid(server):
-    def make(**fields) -> Grid:
+    def make(**fields):
         settings = {
             "name": "small",
             "server": {"grpc": server.grpc_url, "http": server.http_url},
@@ -208,7 +206,7 @@ def test_full_queue_after_a_failed_cell_is_waited_for(make_grid, tmp_path, monke
             raise refusals.pop()
         return transcribe_file(*given)
 
-    refusals: list[LoadError] = []
+    refusals = []
     monkeypatch.setattr("carnelian_perf.sweeps.measure.transcribe_file", transcribe)
     monkeypatch.setattr(perf_analyzer, "run", overload)
     (result,) = run_grid(make_grid(static={"batches": [1]}), tmp_path)
@@ -240,7 +238,7 @@ def replaced(monkeypatch) -> list[bool]:
         answer.versions[:] = ["2" if replaced and model == "quartznet_demo_acoustic" else "1"]
         return answer
 
-    replaced: list[bool] = []
+    replaced = []
     get_metadata = grpc.InferenceServerClient.get_model_metadata
     monkeypatch.setattr(grpc.InferenceServerClient, "get_model_metadata", tell)
     return replaced

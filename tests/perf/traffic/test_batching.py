@@ -15,7 +15,7 @@ NUM_REQUESTS = 40
 
 @pytest.fixture(scope="module")
 def make_plan(repository, padded):
-    def make(clips, candidates) -> Plan:
+    def make(clips, candidates):
         return Plan(
             repository=repository,
             model="quartznet_demo",

@@ -1,7 +1,6 @@
 """What an open loop makes of the answers of a real gRPC server, which says the same of every clip."""
 
 import struct
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -36,7 +35,7 @@ def triton() -> Triton:
 
 
 @pytest.fixture
-def client(triton: Triton) -> Iterator[InferenceServerClient]:
+def client(triton):
     server = grpc.server(ThreadPoolExecutor(4))
     service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(triton, server)
     port = server.add_insecure_port("127.0.0.1:0")
