@@ -285,6 +285,19 @@ def call(
 
 
 @pytest.fixture(scope="session")
+def wait_until() -> Callable[..., None]:
+    """Waits until `holds()` is true, and fails where it is not in time."""
+
+    def wait(holds: Callable[[], Any], timeout_s: float = 60) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not holds():
+            assert time.monotonic() < deadline, f"this must hold within {timeout_s} s"
+            time.sleep(0.01)
+
+    return wait
+
+
+@pytest.fixture(scope="session")
 def write_rows() -> Callable[[Path, Iterable[Mapping[str, Any]]], Path]:
     """Writes a manifest, or another file of JSON lines; returns its path."""
 

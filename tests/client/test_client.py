@@ -163,13 +163,12 @@ def test_closing_ends_calls_in_flight(endpoint, triton, wav, make_result):
 
 
 @pytest.mark.usefixtures("heeds_ctrl_c")
-def test_ctrl_c_leaves_no_client_half_closed(endpoint, triton, wav, late):
+def test_ctrl_c_leaves_no_client_half_closed(endpoint, triton, wav, late, wait_until):
     triton.answer = late
     client = CarnelianClient(endpoint.url, timeout_s=60)
     with ThreadPoolExecutor() as pool:
         calls = [pool.submit(client.transcribe, wav) for _ in range(2)]
-        while len(client._transport._in_flight) < 2:
-            time.sleep(0.01)
+        wait_until(lambda: len(client._transport._in_flight) == 2)
         is_first = iter([True])
 
         def interrupt(call):

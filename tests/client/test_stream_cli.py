@@ -109,7 +109,7 @@ def test_an_utterance_is_printed_while_the_audio_goes_on(start, utterances, talk
     assert process.poll() is None
 
 
-def test_the_first_ctrl_c_ends_the_audio_and_nothing_that_was_read_is_lost(start, triton, utterances, talk):
+def test_the_first_ctrl_c_ends_the_audio_and_nothing_that_was_read_is_lost(start, triton, utterances, talk, wait_until):
     may_answer, answer = threading.Event(), triton.answer
 
     def wait_and_answer(request, context):
@@ -123,9 +123,7 @@ def test_the_first_ctrl_c_ends_the_audio_and_nothing_that_was_read_is_lost(start
     process = start(stdout=subprocess.PIPE)
     process.stdin.write(growing(talk[: round(said_s * RATE)]))
     process.stdin.flush()
-    while not triton.requests or bytes_in(process.stdin):
-        time.sleep(0.01)
-        assert process.poll() is None
+    wait_until(lambda: triton.requests and not bytes_in(process.stdin))
     process.send_signal(signal.SIGINT)
     may_answer.set()
     out, _ = process.communicate()
@@ -136,12 +134,11 @@ def test_the_first_ctrl_c_ends_the_audio_and_nothing_that_was_read_is_lost(start
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_a_command_whose_recorder_is_silent(start, number):
+def test_a_signal_ends_a_command_whose_recorder_is_silent(start, number, wait_until):
     process = start(stdout=subprocess.PIPE)
     process.stdin.write(growing(np.zeros(RATE, np.int16)))
     process.stdin.flush()
-    while bytes_in(process.stdin):
-        time.sleep(0.01)
+    wait_until(lambda: not bytes_in(process.stdin))
     process.send_signal(number)
     assert process.wait() == 0
 
@@ -163,14 +160,12 @@ def test_a_recorder_that_goes_on_writing_cannot_crash_a_command_that_ends(start,
         assert (process.returncode, err) == (1, b"")
 
 
-def test_a_second_ctrl_c_ends_the_program(start, triton, late, talk):
+def test_a_second_ctrl_c_ends_the_program(start, triton, late, talk, wait_until):
     triton.answer = late
     process = start(stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     process.stdin.write(growing(talk))
     process.stdin.flush()
-    while not triton.requests:
-        time.sleep(0.01)
-        assert process.poll() is None
+    wait_until(lambda: triton.requests)
     process.send_signal(signal.SIGINT)
     while process.poll() is None:
         process.send_signal(signal.SIGINT)

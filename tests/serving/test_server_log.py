@@ -3,7 +3,6 @@
 import subprocess
 import sys
 import threading
-import time
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -16,7 +15,7 @@ from tritonclient.utils import InferenceServerException
 PIPE_BYTES = 2**16
 
 
-def test_a_clip_that_a_stage_refuses_is_found_by_its_request_id(make_server, connect):
+def test_a_clip_that_a_stage_refuses_is_found_by_its_request_id(make_server, connect, wait_until):
     repository = Path(__file__).parents[2] / "model_repository"
     models = ["audio_decode", "quartznet_demo_ctc"]
     scores, length = np.zeros((1, 1, 29), np.float32), np.zeros((1, 1), np.int32)
@@ -29,11 +28,8 @@ def test_a_clip_that_a_stage_refuses_is_found_by_its_request_id(make_server, con
         ):
             with pytest.raises(InferenceServerException):
                 connect(server.grpc_url).infer(model, request_id=request_id, parameters=parameters, **inputs)
-        deadline = time.monotonic() + 30
-        refusals = []
-        while len(refusals) < 3 and time.monotonic() < deadline:  # Triton writes them by a thread of its own
-            time.sleep(0.05)
-            refusals = [line.partition("[request id: ")[2] for line in server.log if " refuses: " in line]
+        wait_until(lambda: sum(" refuses: " in line for line in server.log) >= 3)  # Triton writes them by a thread
+        refusals = [line.partition("[request id: ")[2] for line in server.log if " refuses: " in line]
         assert [line.partition(":")[0] for line in refusals] == [
             "first] 'audio_decode' refuses",
             "second] 'quartznet_demo_ctc' refuses",
@@ -42,7 +38,7 @@ def test_a_clip_that_a_stage_refuses_is_found_by_its_request_id(make_server, con
         assert not any("nsal" in line for line in refusals)  # what a caller wrote
 
 
-def test_a_reader_that_stands_still_holds_up_nobody_and_misses_what_is_counted():
+def test_a_reader_that_stands_still_holds_up_nobody_and_misses_what_is_counted(wait_until):
     """The thread that empties tritonserver's pipe waited for it, and so did tritonserver."""
     resumed, taken = threading.Event(), []
 
@@ -56,11 +52,9 @@ def test_a_reader_that_stands_still_holds_up_nobody_and_misses_what_is_counted()
     with subprocess.Popen(program, stdout=subprocess.PIPE, text=True) as process:
         log.follow(process.stdout)
         assert process.wait(30) == 0
-        while log.lines[-1:] != [str(num_lines - 1)]:
-            time.sleep(0.01)
+        wait_until(lambda: log.lines[-1:] == [str(num_lines - 1)])
         resumed.set()
-        while len(taken) < MOST_WAITING:
-            time.sleep(0.01)
+        wait_until(lambda: len(taken) >= MOST_WAITING)
         log.tell("the last")
         log.close()
     *lines, note, last = taken
@@ -81,7 +75,7 @@ def test_a_reader_that_reads_gets_all():
     assert taken == [str(i) for i in range(5000)]
 
 
-def test_who_gets_the_log_may_raise(cut_repository, caplog, make_server):
+def test_who_gets_the_log_may_raise(cut_repository, caplog, make_server, wait_until):
     def fail(line):
         raise ValueError("closed")
 
@@ -89,10 +83,7 @@ def test_who_gets_the_log_may_raise(cut_repository, caplog, make_server):
         known = len(server.log)
         with urllib.request.urlopen(f"http://{server.http_url}/v2/health/ready", timeout=60):
             pass
-        deadline = time.monotonic() + 30
-        while len(server.log) == known and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert len(server.log) > known
+        wait_until(lambda: len(server.log) > known)
     assert [record.message for record in caplog.records if "`on_log`" in record.message] == [
         "`on_log` must take every line of the log, but raised; it gets no more"
     ]

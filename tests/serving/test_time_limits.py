@@ -1,7 +1,5 @@
 """How long the launcher waits for models that start or end slowly."""
 
-import time
-
 import numpy as np
 import pytest
 from carnelian_serving.errors import ServerError
@@ -47,15 +45,14 @@ def test_models_that_are_not_ready_in_time_are_told(sleeper):
         assert server.pid
 
 
-def test_a_server_that_does_not_end_in_time_is_killed_and_that_is_told(sleeper):
+def test_a_server_that_does_not_end_in_time_is_killed_and_that_is_told(sleeper, wait_until):
     log = []
     with sleeper(0, on_log=log.append) as server:
         tensor = triton.InferInput("IN", [1, 1], "INT32")
         tensor.set_data_from_numpy(np.zeros((1, 1), np.int32))
         with triton.InferenceServerClient(server.grpc_url) as client:
             client.async_infer("sleeper", [tensor], callback=lambda result, error: None)
-            while not (server.repository / "sleeper" / "1" / "busy").exists():
-                time.sleep(0.05)
+            wait_until((server.repository / "sleeper" / "1" / "busy").exists)
             server.stop()
     (told,) = [line for line in log if "was killed" in line]
     assert "6 s after it was asked to end; what its models were at is lost (`--exit-timeout` gives them longer)" in told

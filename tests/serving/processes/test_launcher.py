@@ -60,7 +60,7 @@ def test_the_command_ends_on_a_signal_with_status_0(cut_repository, number, star
 
 
 def test_the_memory_of_a_killed_server_is_taken_back_by_the_next(
-    cut_repository, tmp_path, monkeypatch, start_command, group_pids, regions_of
+    cut_repository, tmp_path, monkeypatch, start_command, group_pids, regions_of, wait_until
 ):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     pipeline = cut_repository / "cut" / "1" / "dali.py"  # DALI writes a file for a pipeline with conditionals
@@ -75,8 +75,7 @@ def test_the_memory_of_a_killed_server_is_taken_back_by_the_next(
     assert len(regions_of(killed.pid)) > 1
     assert len(list(tmp_path.glob(f"carnelian_{killed.pid}_*"))) == 1
     os.killpg(server, signal.SIGKILL)
-    while group_pids(server):
-        time.sleep(0.05)
+    wait_until(lambda: not group_pids(server))
     before = regions_of(living.pid)
     after, _ = start_command(cut_repository, "--threads=1")
     assert not regions_of(killed.pid)
@@ -89,7 +88,7 @@ def test_the_memory_of_a_killed_server_is_taken_back_by_the_next(
     assert {path.name for path in tmp_path.iterdir()} <= {cut_repository.name}
 
 
-def test_no_other_user_may_open_a_servers_memory(cut_repository, tmp_path, start_command, regions_of):
+def test_no_other_user_may_open_a_servers_memory(cut_repository, tmp_path, start_command, regions_of, wait_until):
     def is_open_or_gone(region):
         with contextlib.suppress(FileNotFoundError):  # of a stub that read a configuration
             return bool(region.stat().st_mode & 0o077)
@@ -104,10 +103,7 @@ def test_no_other_user_may_open_a_servers_memory(cut_repository, tmp_path, start
         config = later / "config.pbtxt"
         config.write_text(config.read_text().replace('name: "cut"', 'name: "later"'))
         later.rename(cut_repository / "later")
-        deadline = time.monotonic() + 120
-        while not (added := regions_of(process.pid) - opened) or any(map(is_open_or_gone, added)):
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        wait_until(lambda: (added := regions_of(process.pid) - opened) and not any(map(is_open_or_gone, added)), 120)
     finally:
         process.terminate()
         process.communicate(timeout=40)

@@ -168,14 +168,11 @@ def test_a_stop_that_is_interrupted_goes_on(
     assert regions_of(os.getpid()) <= others
 
 
-def test_a_server_does_not_outlive_a_killed_launcher(cut_repository, start_command, group_pids):
+def test_a_server_does_not_outlive_a_killed_launcher(cut_repository, start_command, group_pids, wait_until):
     process, server = start_command(cut_repository)
     process.kill()
     process.communicate()
-    deadline = time.monotonic() + 30
-    while group_pids(server) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not group_pids(server)
+    wait_until(lambda: not group_pids(server))
 
 
 def test_a_start_runs_no_handlers_of_forks(cut_repository, make_server):
