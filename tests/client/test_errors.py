@@ -25,18 +25,8 @@ def test_every_grpc_status_has_an_error():
 
 def test_the_tree_is_the_one_that_is_drawn():
     assert set(TransportError.__subclasses__()) == {ConnectError, DeadlineExceeded}
-    assert set(ServerError.__subclasses__()) == {
-        ServerBusy,
-        ModelNotReady,
-        ModelNotFound,
-        AccessDenied,
-    }
-    assert set(CarnelianClientError.__subclasses__()) == {
-        TransportError,
-        ServerError,
-        InvalidAudio,
-        InvalidOption,
-    }
+    assert set(ServerError.__subclasses__()) == {ServerBusy, ModelNotReady, ModelNotFound, AccessDenied}
+    assert set(CarnelianClientError.__subclasses__()) == {TransportError, ServerError, InvalidAudio, InvalidOption}
 
 
 def test_only_what_may_pass_is_retryable():
@@ -48,11 +38,7 @@ def test_only_what_may_pass_is_retryable():
 ANSWERS = [
     ("UNAVAILABLE", "in ensemble 'm', [request id: abc] Exceeds maximum queue size", ServerBusy),
     ("UNAVAILABLE", "in ensemble 'm', Request timeout expired", DeadlineExceeded),
-    (
-        "UNAVAILABLE",
-        "This protocol is restricted, expecting header 'triton-grpc-protocol-infer-key'",
-        AccessDenied,
-    ),
+    ("UNAVAILABLE", "This protocol is restricted, expecting header 'triton-grpc-protocol-infer-key'", AccessDenied),
     ("NOT_FOUND", "Request for unknown model: 'm' is not found", ModelNotFound),
     ("NOT_FOUND", "Request for unknown model: 'm' has no available versions", ModelNotReady),
     (
@@ -63,21 +49,9 @@ ANSWERS = [
     ),
     ("INVALID_ARGUMENT", "unexpected inference input 'AUDIO' for model 'm_pcm'", ServerError),
     ("INVALID_ARGUMENT", "[request id: abc] inference request batch-size must be <= 1 for 'm'", ServerError),
-    (
-        "INVALID_ARGUMENT",
-        "in ensemble 'm', no samples: a clip must hold at least one sample, but ...",
-        InvalidAudio,
-    ),
-    (
-        "INVALID_ARGUMENT",
-        "in ensemble 'm', not finite: all samples must be finite numbers, but ...",
-        InvalidAudio,
-    ),
-    (
-        "INVALID_ARGUMENT",
-        "in ensemble 'm', too long: a clip must be at most 60 s long, but ...",
-        InvalidAudio,
-    ),
+    ("INVALID_ARGUMENT", "in ensemble 'm', no samples: a clip must hold at least one sample, but ...", InvalidAudio),
+    ("INVALID_ARGUMENT", "in ensemble 'm', not finite: all samples must be finite numbers, but ...", InvalidAudio),
+    ("INVALID_ARGUMENT", "in ensemble 'm', too long: a clip must be at most 60 s long, but ...", InvalidAudio),
     (
         "INVALID_ARGUMENT",
         "in ensemble 'm', too short: a clip must hold at least 400 samples, which make a frame, but ...",
