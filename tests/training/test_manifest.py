@@ -82,7 +82,7 @@ def test_a_failed_write_leaves_the_old_manifest(tmp_path):
     [
         (json.dumps(LINE).encode("utf-16"), "UTF-16"),
         (json.dumps(LINE).encode("utf-16-le"), "a binary file"),
-        (gzip.compress(json.dumps(LINE).encode()), "packed by gzip"),
+        (gzip.compress(json.dumps(LINE).encode(), mtime=0), "packed by gzip"),
         (json.dumps([LINE], indent=2).encode(), "a JSON array"),
         (b"RIFF\x24\0\0\0WAVE\nfmt \n", "a binary file"),
     ],
