@@ -1,5 +1,6 @@
 """The raw file of an inference benchmark."""
 
+import math
 import statistics
 from dataclasses import dataclass, field
 from typing import Literal
@@ -109,5 +110,5 @@ def sum_up_served(measurement: Measurement, engine: str) -> dict[tuple[float, in
         if timing.engine == engine and timing.network_ms:
             common = find_common(measurement, timing.duration_s, timing.batch)
             parts = (common.features_ms, timing.network_ms, common.decoding_ms)
-            found[timing.duration_s, timing.batch] = sum(statistics.median(part) for part in parts)
+            found[timing.duration_s, timing.batch] = math.fsum(statistics.median(part) for part in parts)
     return found

@@ -1,6 +1,7 @@
 """Rows of a sweep's report: the rounds of each cell, combined for tables and plots."""
 
 import dataclasses
+import math
 import statistics
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -93,7 +94,8 @@ class Row:
         """
         found = self._median(
             lambda report: (
-                sum((report.client_ms or {}).values()) - sum(stage.queue for stage in (report.stages or {}).values())
+                math.fsum((report.client_ms or {}).values())  # `sum` rounds as the version of Python does
+                - math.fsum(stage.queue for stage in (report.stages or {}).values())
             )
         )
         return found if found >= 0 else None

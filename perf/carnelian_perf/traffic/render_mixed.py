@@ -1,5 +1,6 @@
 """The raw file of a measurement of mixed traffic as a Markdown page and a plot."""
 
+import statistics
 from pathlib import Path
 
 from carnelian_perf.pages import page, say_busy, scale_milliseconds, show_plot, table, write_plot
@@ -13,7 +14,7 @@ def render_page(measurement: Measurement, raw_name: str) -> str:
     """The Markdown page: a row for each system."""
     runs, durations = measurement.runs, measurement.traffic.durations_s
     summaries = summarise(measurement)
-    mean_s = sum(durations) / len(durations)
+    mean_s = statistics.fmean(durations)
     head = ["system", f"clips/s, p95 <= {measurement.target_ms:g} ms", "times the last row", "audio s/s"]
     head += ["p50", "p95", "p99", "closed loop, clips/s", "mean batch", "padding", "CPU ms/clip"]
     rows = [_row(measurement, summary, summaries[-1], mean_s) for summary in summaries]
