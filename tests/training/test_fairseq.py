@@ -135,6 +135,26 @@ def test_how_the_network_was_trained_comes_along():
     assert [model[name] for name in ours] == [0.11, 0.12, 0.13, 0.14]
 
 
+def test_how_a_network_was_fine_tuned_wins_over_its_pre_training():
+    content = content_of("wav2vec2_new.pt")
+    content["cfg"]["model"] |= {"dropout": 0.21, "dropout_input": 0.22, "layerdrop": 0.23, "feature_grad_mult": 0.0}
+    content["cfg"]["model"]["w2v_args"]["model"] |= {"encoder_layerdrop": 0.5, "dropout": 0.5, "dropout_input": 0.5}
+    model = fairseq.config_tree(content, None, "here")[0]["model"]
+    assert [model[name] for name in ("dropout", "input_dropout", "layer_drop")] == [0.21, 0.22, 0.23]
+    assert model["extractor_gradient"] == 0.0
+
+
+def test_a_file_without_the_options_of_its_network_says_where_they_are():
+    content = content_of("wav2vec2_new.pt")
+    del content["cfg"]["model"]["w2v_args"]
+    content["cfg"]["model"]["w2v_path"] = "/data/base.pt"
+    with pytest.raises(CheckpointError, match=r"`encoder_layers`: its `w2v_args` .* `w2v_path`, /data/base\.pt$"):
+        fairseq.config_tree(content, None, "here")
+    content["model"]["decoder.embed_out"] = torch.zeros(1)
+    with pytest.raises(CheckpointError, match=r"`encoder_layers`: it has a decoder, so it is no CTC model$"):
+        fairseq.config_tree(content, None, "here")
+
+
 def test_a_hubert_of_fairseq_is_read(tmp_path):
     """Fine-tuned, it is the same network; only its file has the targets of its pre-training besides."""
     content = content_of("wav2vec2_new.pt")

@@ -71,6 +71,12 @@ MODEL: dict[str, tuple[str, Any]] = {
     "layer_drop": ("encoder_layerdrop", 0.0),
     "extractor_gradient": ("feature_grad_mult", 1.0),
 }
+OVERRIDDEN = {
+    **{name: name for name in ("dropout", "attention_dropout", "activation_dropout", "dropout_input")},
+    "encoder_layerdrop": "layerdrop",
+    "feature_grad_mult": "feature_grad_mult",
+}
+"""The options of pre-training that fine-tuning replaces, and their names there (`Wav2VecEncoder`'s `arg_overrides`)."""
 RESAMPLING = {"naive": "mean", "linear": "linear"}
 """NVIDIA's names of the Hourglass's resampling, and Carnelian's."""
 PRETRAINING: dict[str, tuple[str, Any]] = {
@@ -105,7 +111,9 @@ def config_tree(content: Any, labels: Path | None, where: str) -> tuple[Options,
     outer = _options(content, where)
     head = next((t for name, t in content["model"].items() if name.endswith("w2v_encoder.proj.weight")), None)
     inner = _flat(outer.get("w2v_args") or {}) if head is not None else outer
-    options = outer | inner if head is not None else outer
+    options = outer | inner
+    if head is not None:
+        options |= {name: outer[new] for name, new in OVERRIDDEN.items() if new in outer}
     wrong = [
         f"  `{name}` must be {value!r}, but is {shown(found[name])}"
         for name, value in FIXED.items()
@@ -114,7 +122,7 @@ def config_tree(content: Any, labels: Path | None, where: str) -> tuple[Options,
     ]
     wrong = list(dict.fromkeys(wrong))  # both sections may have the same mistake
     if "conv_feature_layers" not in options and "encoder_layers" not in options:
-        wrong.append("  it says nothing of `encoder_layers`")
+        wrong.append("  it says nothing of `encoder_layers`" + _whereabouts(outer, content["model"]))
     if wrong:
         raise CheckpointError(
             "\n".join([f"{where} must be a wav2vec 2.0 of fairseq that can be carried over:", *wrong])
@@ -162,6 +170,15 @@ def weights(content: Any, config: Config, alphabet: Alphabet | None, path: Path)
     has_hourglass = any(".hourglass_layers." in name for name in content["model"])
     naming = replace(FAIRSEQ_FINE_TUNED if alphabet else FAIRSEQ, has_hourglass=has_hourglass)
     return take(content["model"], config, naming, alphabet, path)
+
+
+def _whereabouts(outer: Options, tensors: Any) -> str:
+    """Say why a file may have no options of its network, if that is known."""
+    if any(name.startswith("decoder.") for name in tensors):
+        return ": it has a decoder, so it is no CTC model"
+    if path := outer.get("w2v_path"):
+        return f": its `w2v_args` must be the options of its pre-training, which are in the file of `w2v_path`, {path}"
+    return ""
 
 
 def _options(content: Any, where: str) -> Options:
