@@ -52,6 +52,7 @@ tiny (int64[rows, time] TOKENS, int64[rows] TOKEN_LENGTH) => (float[rows] LOG_PR
 
 Answer = dict[str, np.ndarray]
 
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # `nohup make test` ignores it, and so would the commands that are tested
 # Many tests ask for equal bits, or for the words of a machine without a GPU.
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 # PyTorch's threads spin while they wait for one another, and two workers of pytest's share the cores.
