@@ -166,18 +166,27 @@ def check_rate(rate: int) -> int:
     return rate
 
 
+def _are_bytes(samples: Any) -> bool:
+    """Whether samples are no array but a buffer of bytes, each of which NumPy would take for a sample of 8 bits."""
+    try:
+        return not hasattr(samples, "dtype") and memoryview(samples).itemsize == 1
+    except (TypeError, ValueError, BufferError):  # no buffer, or one that gives no view
+        return False
+
+
 def check_samples(samples: npt.ArrayLike) -> npt.NDArray[np.number[Any]]:
     """Return samples as an array of little-endian float32, int16, int32 or uint8.
 
     Raises:
-        InvalidAudio: NaN, infinity or floats far beyond 1, a shape or a sample type that is no clip's, or what NumPy
-            makes no array of.
+        InvalidAudio: NaN, infinity or floats far beyond 1, a shape or a sample type that is no clip's, bytes, or what
+            NumPy makes no array of.
     """
     import numpy as np
 
-    if isinstance(samples, (bytes, bytearray)):  # NumPy would take a bytearray for samples of 8 bits
+    if _are_bytes(samples):
         raise InvalidAudio(
-            "samples must be an array, but are bytes; of 16 bits, make one by `numpy.frombuffer(data, '<i2')`"
+            "samples must be an array, but are bytes; make one by `numpy.frombuffer(data, '<i2')`, or 'u1' if they "
+            "have 8 bits"
         )
     try:
         array = np.asarray(samples)

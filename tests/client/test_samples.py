@@ -1,5 +1,8 @@
 """Samples that are given as arrays."""
 
+import array
+import mmap
+
 import numpy as np
 import pytest
 from carnelian_client import InvalidAudio
@@ -41,11 +44,48 @@ def test_samples_that_are_not_contiguous_or_not_native_are_written_right(read):
         (np.float32(0), r"shape \[\]"),
         (np.zeros(3, np.int64), "int16, int32 or uint8, but are int64; convert them"),
         (np.zeros(3, bool), "but are bool"),
+        (np.zeros(3, "S2"), r"but are \|S2; convert them"),
     ],
 )
 def test_samples_that_are_no_clip_are_invalid(samples, words, encode):
     with pytest.raises(InvalidAudio, match=words):
         encode((samples, 16000))
+
+
+RAW = np.arange(-500, 500, dtype="<i2").tobytes()
+
+
+def mapped(data):
+    area = mmap.mmap(-1, len(data))
+    area.write(data)
+    return area
+
+
+@pytest.mark.parametrize(
+    "samples",
+    [
+        RAW,
+        bytearray(RAW),
+        memoryview(RAW),
+        memoryview(RAW).cast("b"),
+        memoryview(RAW).cast("c"),
+        array.array("B", RAW),
+        mapped(RAW),
+    ],
+    ids=["bytes", "bytearray", "B", "b", "c", "array", "mmap"],
+)
+def test_bytes_are_no_samples(samples, encode, client):
+    """NumPy takes a buffer of bytes for samples of 8 bits, which those of 16 bits are noise as."""
+    advice = r"samples must be an array, but are bytes; make one by `numpy.frombuffer\(data, '<i2'\)`, or 'u1'"
+    with pytest.raises(InvalidAudio, match=advice):
+        encode((samples, 16000))
+    with pytest.raises(InvalidAudio, match=advice):
+        list(client.transcribe_stream([samples], 16000))
+
+
+@pytest.mark.parametrize("samples", [memoryview(RAW).cast("h"), array.array("h", RAW)], ids=["memoryview", "array"])
+def test_a_buffer_of_a_type_is_samples(samples, encode):
+    assert encode((samples, 16000)) == encode((np.frombuffer(RAW, "<i2"), 16000))
 
 
 class Unreadable:
