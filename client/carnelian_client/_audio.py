@@ -16,7 +16,7 @@ import re
 import struct
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from ._containers import closed, end_of_tag, joined_format
+from ._containers import closed, end_of_tag, joined_format, mpeg_in_wav
 from ._decoding import open_audio
 from ._errors import CUT_ADVICE, FORMAT_ADVICE, InvalidAudio
 from ._threads import outside_main_thread
@@ -77,7 +77,7 @@ def encode_audio(audio: Audio, deadline: Deadline) -> bytes:
 
 
 def read_audio(audio: Audio, deadline: Deadline | None = None) -> bytes:
-    """Make the bytes of one audio file, in any format and without tags before it, from a clip.
+    """Make the bytes of one audio file, in any format and without tags before it or a WAV around MP3, from a clip.
 
     Raises what :func:`encode_audio` raises, but for the format.
     """
@@ -101,7 +101,7 @@ def read_audio(audio: Audio, deadline: Deadline | None = None) -> bytes:
         raise InvalidAudio(
             f"it holds {kind} files one behind the other, of which only the first would be read; send each by itself"
         )
-    return closed(data)
+    return mpeg_in_wav(closed(data))
 
 
 def _read(path: str | os.PathLike[str], deadline: Deadline | None) -> bytes:

@@ -5,6 +5,7 @@ import io
 import json
 import logging
 import os
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -81,6 +82,19 @@ def test_other_rates_and_codecs_are_the_servers_work(client, clip):
     for audio in ((clip, 8000), (clip, 44100), file_of(clip, "OGG", "VORBIS"), file_of(clip, "MP3", None)):
         assert isinstance(client.transcribe(audio), Transcript)
     assert client.transcribe((clip, 8000)).duration_s == pytest.approx(4.0, abs=FRAME_S)
+
+
+def test_mp3_in_a_wav_file_is_heard_as_the_mp3_file(client, clip):
+    """The server reads all other codecs of WAV that libsndfile does."""
+    mp3 = file_of(clip, "MP3", None)
+    header = struct.pack(
+        "<4sI4s4sIHHIIHH4sI", b"RIFF", 2**32 - 1, b"WAVE", b"fmt ", 16, 0x55, 1, RATE, 0, 1, 0, b"data", len(mp3)
+    )
+    for transcribe in (client.transcribe, client.transcribe_long):
+        heard, expected = transcribe(header + mp3), transcribe(mp3)
+        assert (heard.text, heard.words) == (expected.text, expected.words)
+    for subtype in ("ULAW", "ALAW", "IMA_ADPCM", "MS_ADPCM", "GSM610", "G721_32", "NMS_ADPCM_32", "DOUBLE"):
+        assert client.transcribe(file_of(clip, "WAV", subtype)).duration_s == pytest.approx(2, abs=2 * FRAME_S)
 
 
 def bad_clips(clip):

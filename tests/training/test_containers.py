@@ -1,6 +1,7 @@
 """Whole files: training reads exactly what the SDK sends of them, to the sample, or refuses them by name."""
 
 import io
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -40,9 +41,19 @@ def piped(data):
     return data[data.index(data[:2], 4) :]
 
 
+def in_wav(mpeg_audio, form=0x55, *, is_piped=False):
+    """MPEG audio in a WAV file, as `ffmpeg -c:a copy` writes it; to a pipe, without sizes."""
+    fmt = struct.pack("<HHIIHH", form, 1, 16_000, 8000, 1, 0)
+    chunks = b"WAVEfmt " + struct.pack("<I", len(fmt)) + fmt + b"fact" + struct.pack("<II", 4, 16_000)
+    chunks += b"data" + struct.pack("<I", 2**32 - 1 if is_piped else len(mpeg_audio)) + mpeg_audio
+    chunks += bytes(len(chunks) % 2)
+    return b"RIFF" + struct.pack("<I", 2**32 - 1 if is_piped else len(chunks)) + chunks
+
+
 WAV, AIFF, FLAC = file_of("WAV", "PCM_16"), file_of("AIFF", "PCM_16"), file_of("FLAC")
 VORBIS, OPUS = file_of("OGG", "VORBIS"), file_of("OGG", "OPUS")
 MP3 = file_of("MP3")
+MP2 = (b"\xff\xfd\xa4\0" + bytes(572)) * 125  # frames of silence, 192 kbit/s at 48 kHz
 VARIABLE = file_of("MP3", seconds=20, bitrate_mode="VARIABLE", compression_level=0.5)
 COUNT = max(VARIABLE.find(b"Xing"), VARIABLE.find(b"Info")) + 4
 SLOW, FAST = (file_of("MP3", bitrate_mode="CONSTANT", compression_level=level) for level in (0.9, 0.0))
@@ -87,6 +98,11 @@ READ = {
     "mp3 from a pipe, slower at its end": (6, piped(FAST) + piped(SLOW)),
     "mp3 from a pipe, faster at its end": (6, piped(SLOW) + piped(FAST)),
     "mp3 from a pipe, of whose frames some are padded": (60, piped(PADDED)),
+    "mp3 in wav": (3, in_wav(MP3)),
+    "mp3 in wav from a pipe": (3, in_wav(piped(MP3), is_piped=True)),
+    "mp3 in wav behind a tag": (3, TAG + in_wav(MP3)),
+    "mp3 of variable bit rate in wav": (20, in_wav(piped(VARIABLE))),
+    "mp2 in wav": (3, in_wav(MP2, 0x50)),
 }
 REFUSED = {
     "flac twice": (FLAC + FLAC, "one behind the other"),
@@ -96,6 +112,7 @@ REFUSED = {
     "the same vorbis twice": (VORBIS + VORBIS, "one behind the other"),
     "ogg twice behind a tag": (TAG + VORBIS + OPUS, "one behind the other"),
     "mp3 twice, with something between": (MP3 + NOT_AUDIO + MP3, "one behind the other"),
+    "mp3 in wav twice": (in_wav(MP3) * 2, "one behind the other"),
     "mp3 damaged within": (edited(VARIABLE, {30_000: bytes(5000)}), "internal error"),
     "mp3 from a pipe, damaged within": (edited(piped(VARIABLE), {30_000: bytes(5000)}), "internal error"),
     "samples without a header": (b"\xff\xff" * 2 + WAV[44:], "no second frame follows"),

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import soundfile
 
-from carnelian_training.data.containers import closed, end_of_tag, joined_format
+from carnelian_training.data.containers import closed, end_of_tag, joined_format, mpeg_in_wav
 from carnelian_training.data.manifest import Clip
 from carnelian_training.data.mpeg import (
     SHORT_BLOCK_FRAMES,
@@ -80,6 +80,7 @@ def _whole(clip: Clip) -> Encoded:
     data = _repaired(clip.audio_filepath.read_bytes())
     if joined_format(data):
         raise RuntimeError(_JOINED)
+    data = mpeg_in_wav(data)
     _check_kind(data)
     file = in_memory(data)
     with soundfile.SoundFile(file) as source:
@@ -106,13 +107,14 @@ def _segment(clip: Clip, offset_s: float) -> Encoded:
             start = opened.seek(start + tag_bytes)
         opened.seek(start)
         head = opened.read(_HEAD_BYTES)
-        _check_kind(head)
-        needs_repair = (start > 0 and head[:4] in _SPOILT_BY_TAGS) or closed(head) != head
+        bare = mpeg_in_wav(closed(head))
+        _check_kind(bare)
+        needs_repair = (start > 0 and head[:4] in _SPOILT_BY_TAGS) or bare != head
         opened.seek(0)
         # By number: the suffix of a name, such as .raw, would decide how the file is read.
         file: io.BytesIO | int = opened.fileno()
         if needs_repair or counts_no_frames(head):
-            file = in_memory(_repaired(opened.read()))
+            file = in_memory(mpeg_in_wav(_repaired(opened.read())))
         with soundfile.SoundFile(file, closefd=False) as source:
             first = round(offset_s * source.samplerate)
             if first >= source.frames:

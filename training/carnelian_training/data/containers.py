@@ -1,8 +1,9 @@
-"""Looks at whole files: the tags before them, a second file behind them, and a WAV that was never closed."""
+"""Looks at whole files: the tags before them, a second file behind them, a WAV that was never closed or holds MP3."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 _CHUNK_ID = re.compile(rb"[ -~]{4}")
 """Matches the name of a RIFF chunk. Anything else ends the chunks: every eight zeros would pass for an empty chunk."""
@@ -12,6 +13,8 @@ picture."""
 _OGG_FLAGS = re.compile(rb"OggS\0([\0-\x07])")
 """Matches the beginning of an Ogg page; the group is its flags."""
 _TAG_HEADER_BYTES = 10
+_MPEG_FORMATS = (b"\x50\0", b"\x55\0")
+"""The formats of a WAV file that are MPEG audio: layers I and II, and III."""
 
 
 def end_of_tag(data: bytes) -> int:
@@ -39,14 +42,34 @@ def joined_format(data: bytes) -> str:
 
 def closed(data: bytes) -> bytes:
     """Fill in the size of a WAV file that was never closed; its writer left 0 there. Return other files unchanged."""
+    for name, start, size in _chunks(data):
+        if name == b"data":
+            end = 8 + int.from_bytes(data[4:8], "little")
+            if size or end > start:  # closed without samples: what follows is no audio
+                return data
+            size = min(len(data) - start, 2**32 - 1)
+            return data[: start - 4] + size.to_bytes(4, "little") + data[start:]
+    return data
+
+
+def mpeg_in_wav(data: bytes) -> bytes:
+    """Return the MPEG audio (MP3, or MP2 as broadcasters have it) that a WAV file holds, and other files unchanged.
+
+    DALI does not read it there, nor libsndfile layer II; of a variable bit rate, libsndfile reads only the beginning.
+    """
+    is_mpeg = False
+    for name, start, size in _chunks(data):
+        if name == b"fmt ":
+            is_mpeg = data[start : start + 2] in _MPEG_FORMATS
+        elif name == b"data" and is_mpeg:
+            return data[start : start + size]
+    return data
+
+
+def _chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
+    """Yield the name of each chunk of a RIFF file, where its content begins, and how many bytes its header claims."""
     start = 12
     while data[:4] == b"RIFF" and start + 8 < len(data) and _CHUNK_ID.match(data, start):
         size = int.from_bytes(data[start + 4 : start + 8], "little")
-        if data[start : start + 4] == b"data":
-            end = 8 + int.from_bytes(data[4:8], "little")
-            if size or end > start + 8:  # closed without samples: what follows is no audio
-                return data
-            size = min(len(data) - start - 8, 2**32 - 1)
-            return data[: start + 4] + size.to_bytes(4, "little") + data[start + 8 :]
+        yield data[start : start + 4], start + 8, size
         start += 8 + size + size % 2
-    return data
