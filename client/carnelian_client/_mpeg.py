@@ -28,6 +28,9 @@ _LEAST_FRAMES = 3
 """Three headers, each where the one before it says, do not occur by chance in a picture or in silence."""
 SHORT_BLOCK_FRAMES = 1152
 """Frames to read at once from a file that does not count them. Its end may be an error, which loses the last block."""
+_TAG = b"ID3\3\0\0\0\0\0\x23" + bytes(35)
+"""An ID3v2 tag, by which libsndfile recognises MPEG audio. Without one it first looks for a file of Mac OS beside it,
+which in a working directory with a folder `.AppleDouble`, as AFP servers make it, is an error."""
 _LEAST_LEFT_S = 0.5
 """Less MPEG audio than this after the counted frames is no second file: encoders count their delay differently."""
 
@@ -119,7 +122,9 @@ class Uncounted(io.BytesIO):
 
 def in_memory(data: bytes) -> io.BytesIO:
     """Return a file, without tags, for libsndfile to read to its end."""
-    return Uncounted(data) if counts_no_frames(data) else io.BytesIO(data)
+    if data[:1] != b"\xff":
+        return io.BytesIO(data)
+    return (Uncounted if counts_no_frames(data) else io.BytesIO)(_TAG + data)
 
 
 def goes_on(file: io.BytesIO) -> bool:

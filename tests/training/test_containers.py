@@ -145,6 +145,15 @@ def test_training_reads_what_the_sdk_sends(name, clip_of):
     assert len(heard) / rate_hz == pytest.approx(seconds, abs=0.3)  # MP3 has whole frames, and a delay
 
 
+@pytest.mark.parametrize("beside", [".AppleDouble", "._"])
+@pytest.mark.parametrize("name", ["mp3", "mp3 behind a tag", "mp3 of variable bit rate from a pipe", "mp3 in wav"])
+def test_what_mac_os_leaves_in_the_working_directory_hides_no_mp3(name, beside, clip_of, tmp_path, monkeypatch):
+    """There libsndfile looked for the resource fork of a file in memory, which has no name."""
+    (tmp_path / "share" / beside).mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "share")
+    test_training_reads_what_the_sdk_sends(name, clip_of)
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_training_refuses_what_the_sdk_refuses(name, clip_of):
     data, words = REFUSED[name]
