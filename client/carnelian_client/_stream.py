@@ -98,19 +98,13 @@ class Stream:
                 "each block must have the type and the channels of the one before, but "
                 f"{before.dtype} of shape {list(before.shape)} is followed by {block.dtype} of {list(block.shape)}"
             )
-        self._held.append(block)
-        self._held_to += len(block)
-        for chunk_to, probability in self._detector.judge(block):
-            yield from self._judge(self._judged_to, chunk_to, probability)
-            self._judged_to = chunk_to
+        for start in range(0, len(block), self._rate):
+            yield from self._take(block[start : start + self._rate])
         if self._begin is not None and self._interim_s is not None and self._spoken_to > self._asked_to:
             apart_s = max(self._interim_s, REQUESTS_APART * self._request_s)
             if self._held_to - self._asked_to >= apart_s * self._rate:
                 self._asked_to = self._held_to
                 yield self._span(self._begin, min(self._held_to, self._begin + self._longest), is_final=False)
-        needed_from = self._judged_to - self._pad if self._begin is None else self._begin
-        while self._held and self._held_from + len(self._held[0]) <= needed_from:
-            self._held_from += len(self._held.pop(0))
 
     def end(self) -> Iterator[Span]:
         """Yield the utterance that the end of the audio ends, if there is one."""
@@ -135,6 +129,17 @@ class Stream:
         if isinstance(outcome, (AccessDenied, InvalidOption, ModelNotFound)):
             raise outcome
         return outcome if span.is_final else None
+
+    def _take(self, block: Block) -> Iterator[Span]:
+        """Look for speech in a second at most: each span is cut out of all that is held; yield those that end."""
+        self._held.append(block)
+        self._held_to += len(block)
+        for chunk_to, probability in self._detector.judge(block):
+            yield from self._judge(self._judged_to, chunk_to, probability)
+            self._judged_to = chunk_to
+        needed_from = self._judged_to - self._pad if self._begin is None else self._begin
+        while self._held and self._held_from + len(self._held[0]) <= needed_from:
+            self._held_from += len(self._held.pop(0))
 
     def _judge(self, start: int, end: int, probability: float) -> Iterator[Span]:
         """Go on by one chunk of the detector's; yield a span that ends in it."""

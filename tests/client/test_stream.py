@@ -134,6 +134,16 @@ def test_no_more_is_kept_than_an_utterance_may_have(stream, voices, interim_s):
         assert sum(map(len, endless._held)) <= 2 * 10 * RATE + BLOCK
 
 
+def test_a_block_of_any_length_is_not_held_whole(stream, voices):
+    """Each utterance was cut out of all that was left: of an hour, after a minute of copying."""
+    endless = stream(longest_s=10)
+    num_spans = 0
+    for _ in endless.add(np.tile(voices[0], 12)):
+        num_spans += 1
+        assert sum(map(len, endless._held)) <= 2 * 10 * RATE
+    assert num_spans > 3
+
+
 @pytest.mark.parametrize("pause_s", [1.5, 5])
 def test_silence_behind_a_cut_is_no_utterance(stream, voices, pause_s):
     talk = np.concatenate([voices[0], np.zeros(30 * RATE, np.int16)])
