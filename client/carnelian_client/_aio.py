@@ -236,7 +236,9 @@ class AsyncCarnelianClient:
                     outcome: Transcript | CarnelianClientError
                     retry = self._settings.retry if span.is_final else ONCE
                     try:
-                        outcome = await self._transcribe((span.samples, rate), model, timeout_s, None, options, retry)
+                        outcome = span.transcript or await self._transcribe(
+                            (span.samples, rate), model, timeout_s, None, options, retry
+                        )
                     except CarnelianClientError as error:
                         outcome = error
                     if heard := stream.heard(span, outcome):

@@ -332,7 +332,9 @@ class CarnelianClient:
                 outcome: Transcript | CarnelianClientError
                 retry = self._settings.retry if span.is_final else ONCE
                 try:
-                    outcome = self._transcribe((span.samples, rate), model, timeout_s, None, options, retry)
+                    outcome = span.transcript or self._transcribe(
+                        (span.samples, rate), model, timeout_s, None, options, retry
+                    )
                 except CarnelianClientError as error:
                     outcome = error
                 if heard := stream.heard(span, outcome):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ._audio import check_rate, check_samples
@@ -49,6 +49,8 @@ class Span:
     """[samples] or [samples, channels], as they came."""
     asked_s: float = field(default_factory=time.monotonic, repr=False)
     """The clock when it was made."""
+    transcript: Transcript | None = field(default=None, repr=False)
+    """What the server understood, if an interim result has told that already: nothing need be asked."""
 
 
 class Stream:
@@ -68,6 +70,8 @@ class Stream:
         self._index = 0
         self._request_s = 0.0
         """How long the last request took."""
+        self._last: Span | None = None
+        """The last span that was understood, with its transcript."""
         # Positions below are frames from the beginning of the audio.
         self._held: list[Block] = []
         self._held_from = self._held_to = 0
@@ -121,6 +125,7 @@ class Stream:
         """
         self._request_s = time.monotonic() - span.asked_s
         if isinstance(outcome, Transcript):
+            self._last = replace(span, transcript=outcome)
             transcript = transcript_from_result(later(outcome.raw, span.start_s), outcome.request_id)
             return Utterance(span.index, span.start_s, span.end_s, span.is_final, transcript)
         outcome.clip = f"live audio, from {span.start_s:.1f} to {span.end_s:.1f} s"
@@ -166,6 +171,8 @@ class Stream:
 
     def _final(self, begin: int, end: int) -> Span:
         span = self._span(begin, end, is_final=True)
+        if (last := self._last) and (last.index, last.start_s, last.end_s) == (span.index, span.start_s, span.end_s):
+            span = replace(span, transcript=last.transcript)
         self._index += 1
         self._final_to = end
         return span
