@@ -109,7 +109,8 @@ class AudioFile:
             )
         if self._source.format == "MP3" and goes_on(self._file):
             raise InvalidAudio(
-                f"it goes on behind its end, as MP3 files that were put one behind the other do; {CONVERT_ADVICE}"
+                "it goes on behind its end, as MP3 files do that were put one behind the other, or are damaged within; "
+                f"{CONVERT_ADVICE}"
             )
         if not num_blocks:
             raise InvalidAudio(f"no samples, or none that its header counts; {CONVERT_ADVICE}")

@@ -57,6 +57,7 @@ MP2 = (b"\xff\xfd\xa4\0" + bytes(572)) * 125  # frames of silence, 192 kbit/s at
 VARIABLE = file_of("MP3", seconds=20, bitrate_mode="VARIABLE", compression_level=0.5)
 COUNT = max(VARIABLE.find(b"Xing"), VARIABLE.find(b"Info")) + 4
 SLOW, FAST = (file_of("MP3", bitrate_mode="CONSTANT", compression_level=level) for level in (0.9, 0.0))
+SMALL = file_of("MP3", seconds=10, rate_hz=44_100, bitrate_mode="CONSTANT", compression_level=0.9)
 # Its first frame is a byte longer than most, so that libsndfile guesses 0.5 s too few.
 PADDED = file_of("MP3", seconds=60, rate_hz=22_050, bitrate_mode="CONSTANT", compression_level=0.9)
 
@@ -113,6 +114,7 @@ REFUSED = {
     "ogg twice behind a tag": (TAG + VORBIS + OPUS, "one behind the other"),
     "mp3 twice, with something between": (MP3 + NOT_AUDIO + MP3, "one behind the other"),
     "mp3 in wav twice": (in_wav(MP3) * 2, "one behind the other"),
+    "mp3 damaged within a frame": (edited(piped(SMALL), {len(SMALL) // 2 + 209: bytes(500)}), "damaged within"),
     "mp3 damaged within": (edited(VARIABLE, {30_000: bytes(5000)}), "internal error"),
     "mp3 from a pipe, damaged within": (edited(piped(VARIABLE), {30_000: bytes(5000)}), "internal error"),
     "samples without a header": (b"\xff\xff" * 2 + WAV[44:], "no second frame follows"),

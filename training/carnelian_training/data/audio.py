@@ -95,7 +95,7 @@ def _whole(clip: Clip) -> Encoded:
         if samples is None:
             return np.frombuffer(data, np.uint8)
         if source.format == "MP3" and goes_on(file):
-            raise RuntimeError(_JOINED)
+            raise RuntimeError(f"{_JOINED}; or it is damaged within")
         return to_wav(samples, source.samplerate)
 
 
