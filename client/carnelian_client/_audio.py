@@ -156,6 +156,8 @@ def check_rate(rate: int) -> int:
         InvalidAudio: it is no rate that a clip can have.
     """
     try:
+        if isinstance(rate, bool):
+            raise TypeError
         rate = int(rate) if isinstance(rate, numbers.Real) and rate % 1 == 0 else operator.index(rate)
     except TypeError:  # some libraries give the rate first
         raise InvalidAudio(

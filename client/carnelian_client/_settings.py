@@ -137,8 +137,10 @@ def _parameter(name: str, value: object) -> str | int:
             raise TypeError
         return json.dumps(list(value))  # type: ignore[call-overload]
     except TypeError as error:
+        advice = "; leave it out for the default" if value is None else ""
         raise InvalidOption(
-            f"option {name!r} must be a number, a string, True or False, or a list of strings, but is {value!r:.80}"
+            f"option {name!r} must be a number, a string, True or False, or a list of strings, but is "
+            f"{value!r:.80}{advice}"
         ) from error
 
 

@@ -56,7 +56,7 @@ def test_an_integer_of_any_size_reaches_the_server_which_says_what_is_allowed(cl
         ({"priority": 1}, "Triton keeps 'priority' for itself"),
         ({"hotwords": '["caf\udce9"]'}, r"option 'hotwords' must be text in UTF-8, but is '\[\"caf\\udce9"),
         ({"caf\udce9": 1}, r"option 'caf\\udce9' must be text in UTF-8"),
-        ({"lm_weight": None}, "'lm_weight' must be a number, .* but is None"),
+        ({"lm_weight": None}, "'lm_weight' must be a number, .* but is None; leave it out for the default"),
         ({"hotwords": iter(["ada"])}, "'hotwords' must be .* a list of strings"),
         ({"hotwords": [b"ada"]}, r"'hotwords' must be .* a list of strings, but is \[b'ada'\]"),
     ],

@@ -110,7 +110,13 @@ def test_a_rate_must_be_a_whole_positive_number(encode, read):
     assert read(encode((np.zeros((10, 64)), 2**24 - 1)))[1] == 2**24 - 1
     for rate in (16000.0, np.float32(16000), np.int64(16000), np.array(16000)):
         assert read(encode((np.zeros(10), rate)))[1] == 16000
-    for clip in ((np.zeros(10), 16000.5), (np.zeros(10), np.inf), (np.zeros(10), "16000"), (16000, np.zeros((2, 10)))):
+    for clip in (
+        (np.zeros(10), 16000.5),
+        (np.zeros(10), np.inf),
+        (np.zeros(10), "16000"),
+        (np.zeros(10), True),
+        (16000, np.zeros((2, 10))),
+    ):
         with pytest.raises(InvalidAudio, match=r"must be `\(samples, rate\)`, the rate a whole number of Hz"):
             encode(clip)
 
