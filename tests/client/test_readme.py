@@ -1,4 +1,6 @@
+import os
 import re
+import subprocess
 import sys
 import textwrap
 import types
@@ -40,6 +42,24 @@ def test_the_example_for_long_recordings_runs(endpoint, tmp_path, monkeypatch, c
     words = capsys.readouterr().out.split()
     assert words[1] == "bytes"
     assert 70 > float(words[-1]) > 40
+
+
+def test_the_examples_pass_strict_type_checks(tmp_path):
+    pages = [README, *sorted((CLIENT / "docs").glob("*.md"))]
+    examples = [code for page in pages for code in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)]
+    assert len(examples) >= 4
+    for number, code in enumerate(examples):
+        inside = f"async def example() -> None:\n{textwrap.indent(code, '    ')}" if "await " in code else code
+        (tmp_path / f"example_{number}.py").write_text(inside)
+    checked = subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", "--ignore-missing-imports", *sorted(tmp_path.iterdir())],
+        cwd=tmp_path,
+        env={**os.environ, "MYPYPATH": str(CLIENT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
 class Microphone:
