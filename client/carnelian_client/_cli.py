@@ -187,7 +187,7 @@ def transcribe(
             if is_long:
                 outcomes = _transcribe_long(client, files, longest_piece_s, concurrency, decoding)
             else:
-                outcomes = client.transcribe_many(_read(files), concurrency=concurrency, **decoding)
+                outcomes = _transcribe_many(client, files, concurrency, decoding)
             failures = deliver_all(outcomes, kind, files, targets)
         for failure in failures:
             has_failed = True
@@ -197,12 +197,26 @@ def transcribe(
         raise typer.Exit(1)
 
 
+def _transcribe_many(
+    client: CarnelianClient, files: list[str], concurrency: int, options: DecodingOptions
+) -> Generator[Outcome, None, None]:
+    left = iter(files)
+    while True:
+        try:
+            yield from client.transcribe_many(map(_audio, left), concurrency=concurrency, **options)
+            return
+        except OSError as error:  # of the standard input, after the outcomes of the files before it
+            yield error
+
+
 def _transcribe_long(
     client: CarnelianClient, files: list[str], longest_piece_s: float, concurrency: int, options: DecodingOptions
 ) -> Generator[Outcome, None, None]:
-    for audio in _read(files):
+    for file in files:
         try:
-            yield client.transcribe_long(audio, longest_piece_s=longest_piece_s, concurrency=concurrency, **options)
+            yield client.transcribe_long(
+                _audio(file), longest_piece_s=longest_piece_s, concurrency=concurrency, **options
+            )
         except (CarnelianClientError, OSError) as error:
             yield error
 
@@ -281,11 +295,8 @@ def _tls(tls: bool, ca: Path | None, cert: Path | None, key: Path | None) -> TLS
     return TLS(ca_path=ca, cert_path=cert, key_path=key) if tls or ca or cert or key else None
 
 
-def _read(files: list[str]) -> Iterator[Audio]:
-    for file in files:
-        try:
-            audio = read_all(sys.stdin.buffer) if file == STDIN else file
-        except OSError as error:  # as of a terminal that is gone
-            words = f"- must be the standard input, but that cannot be read: {error.strerror}"
-            raise typer.BadParameter(words) from error
-        yield audio
+def _audio(file: str) -> Audio:
+    try:
+        return read_all(sys.stdin.buffer) if file == STDIN else file
+    except OSError as error:  # as of a terminal that is gone
+        raise OSError(error.errno, f"the standard input cannot be read: {error.strerror}") from error

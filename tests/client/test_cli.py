@@ -111,13 +111,12 @@ def test_a_closed_standard_input_is_wrong_use():
 
 
 @pytest.mark.parametrize("words", [[], ["--long"]])
-def test_a_standard_input_that_cannot_be_read_is_wrong_use(endpoint, clip, words):
-    unreadable = ["/bin/sh", "-c", '"$@" 0>/dev/null', "sh", *COMMAND, clip, "-", "--url", endpoint.url, *words]
+def test_a_standard_input_that_cannot_be_read_fails_alone(endpoint, clip, words):
+    unreadable = ["/bin/sh", "-c", '"$@" 0>/dev/null', "sh", *COMMAND, clip, "-", clip, "--url", endpoint.url, *words]
     done = subprocess.run(unreadable, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 2
-    assert done.stdout.startswith(f"{clip}\t")  # what came before it is not lost
-    assert "standard input, but that cannot be read: Bad file descriptor" in done.stderr
-    assert "Traceback" not in done.stderr
+    assert done.returncode == 1
+    assert [line.partition("\t")[0] for line in done.stdout.splitlines()] == [str(clip), str(clip)]
+    assert done.stderr == "carnelian-transcribe: -: the standard input cannot be read: Bad file descriptor\n"
 
 
 def test_with_a_closed_standard_error_failures_do_not_go_among_the_transcripts(endpoint, clip):
