@@ -181,6 +181,7 @@ class Server:
                 check_room(find_free_bytes())
             self._launch(installation, served_path(self.repository, self._models, scratch), scratch)
             self._wait_until_ready()
+            self._triton.spare_loads(partial(self._ask, unanswered=True))
             if not installation.is_native:
                 room_bytes = find_free_bytes() + self.shared_memory_bytes
                 if shortage := describe_shortage(room_bytes, self._triton.num_instances):
@@ -282,15 +283,22 @@ class Server:
 
     def _is_ready(self) -> bool:
         """Whether the models are ready, and every port is open: the one of the metrics opens last."""
-        # Not urllib: it would go through a proxy even to this machine's own address.
-        connection = http.client.HTTPConnection(self._addresses["http"], self._ports["--http-port"], timeout=1)
         try:
             if has_port("metrics", self._triton_options):
                 socket.create_connection((self._addresses["metrics"], self._ports["--metrics-port"]), 1).close()
-            connection.request("GET", "/v2/health/ready")
+        except OSError:
+            return False
+        return self._ask("/v2/health/ready", unanswered=False)
+
+    def _ask(self, path: str, *, unanswered: bool) -> bool:
+        """Whether the server answers OK; `unanswered` if it does not answer."""
+        # Not urllib: it would go through a proxy even to this machine's own address.
+        connection = http.client.HTTPConnection(self._addresses["http"], self._ports["--http-port"], timeout=1)
+        try:
+            connection.request("GET", path)
             return connection.getresponse().status == http.HTTPStatus.OK
         except (OSError, http.client.HTTPException):
-            return False
+            return unanswered
         finally:
             connection.close()
 

@@ -9,9 +9,12 @@ from carnelian_serving.stubs import StubWatch, end_orphans
 
 
 @pytest.fixture
-def stub():
+def stub(tmp_path):
     """A child of this process with the command line of a stub."""
-    arguments = ["triton_python_backend_stub", "-c", "print(flush=True); input()", *"34567", "cut_0_0"]
+    program = tmp_path / "cut" / "1" / "model.py"
+    program.parent.mkdir(parents=True)
+    program.write_text("print(flush=True); input()")
+    arguments = ["triton_python_backend_stub", str(program), *"234567", "cut_0_0"]
     process = subprocess.Popen(arguments, executable=sys.executable, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     process.stdout.readline()
     yield process
@@ -29,6 +32,32 @@ def test_a_stub_that_stays_uncollected_has_crashed(stub):
     assert watch.crashed() == []
     end(stub)
     assert watch.crashed() == []
+    assert watch.crashed() == [Crash("cut_0_0", -signal.SIGKILL)]
+
+
+@pytest.mark.parametrize("is_loaded", [True, False])
+def test_a_crash_is_spared_and_told_once_while_its_model_loads(stub, is_loaded):
+    def is_ok(path):
+        assert path == "/v2/models/cut/versions/1/ready"
+        return is_loaded
+
+    told = []
+    watch = StubWatch(os.getpid())
+    watch.spare_loads(is_ok, told.append)
+    watch.crashed()
+    end(stub)
+    crash = Crash("cut_0_0", -signal.SIGKILL)
+    watch.crashed()
+    assert [watch.crashed(), watch.crashed()] == [[crash] * is_loaded] * 2
+    assert told == [crash] * (not is_loaded)
+
+
+def test_a_stub_that_ran_before_loads_are_spared_is_an_instance(stub):
+    watch = StubWatch(os.getpid())
+    watch.crashed()
+    watch.spare_loads(lambda path: False, [].append)
+    end(stub)
+    watch.crashed()
     assert watch.crashed() == [Crash("cut_0_0", -signal.SIGKILL)]
 
 

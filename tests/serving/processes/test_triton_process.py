@@ -2,14 +2,18 @@
 
 import fcntl
 import os
+import re
 import signal
 import subprocess
 import sys
+import threading
 import time
+import urllib.request
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 from carnelian_serving.endings import has_ended
 from carnelian_serving.errors import ServerError
@@ -32,6 +36,57 @@ def test_a_crashed_instance_ends_the_command_with_its_name(cut_repository, start
     assert process.returncode == 1
     assert "the process of cut_0_0 (SIGSEGV) has crashed" in errors
     assert not group_pids(server)
+
+
+PYTHON_CONFIG = """
+backend: "python"
+max_batch_size: 1
+input { name: "X" data_type: TYPE_FP32 dims: [ 1 ] }
+output { name: "Y" data_type: TYPE_FP32 dims: [ 1 ] }
+instance_group { kind: KIND_CPU count: 1 }
+"""
+POLL = ("--", "--model-control-mode=poll", "--repository-poll-secs=1")
+CRASHES_LATE = "import os, time; time.sleep(2.5); os.kill(os.getpid(), 11)"
+
+
+@pytest.mark.parametrize(
+    ("file", "options", "process_name"),
+    [
+        ("forgotten", [], "(an unnamed model|added)"),
+        (CRASHES_LATE, [], "added"),
+        (CRASHES_LATE, ["--disable-auto-complete-config"], "added_0_0"),
+    ],
+    ids=["no model.py", "helper", "instance"],
+)
+def test_a_model_that_crashes_as_it_is_added_leaves_the_others_serving(
+    cut_repository, tmp_path, add_model, start_command, group_pids, file, options, process_name
+):
+    process, server = start_command(cut_repository, *POLL, *options)
+    [stub] = [pid for pid in group_pids(server) if pid != server]
+    name = "model.py" if file is CRASHES_LATE else "model.txt"
+    add_model(tmp_path, "added", PYTHON_CONFIG, {name: file}).rename(cut_repository / "added")
+    warning = next(line for line in process.stderr if "a model that is loaded while others serve" in line)
+    assert re.search(rf"the process of {process_name} \(SIGSEGV\) has crashed; the others go on", warning)
+    time.sleep(2.5)  # looks at its stubs twice again
+    assert process.poll() is None
+    os.kill(stub, signal.SIGSEGV)
+    _, errors = process.communicate(timeout=25)
+    assert process.returncode == 1
+    assert "the process of cut_0_0 (SIGSEGV) has crashed" in errors
+    assert not group_pids(server)
+
+
+def test_a_crashed_instance_of_a_model_that_was_added_ends_the_server(cut_repository, add_model, make_server):
+    model = "class TritonPythonModel:\n    def execute(self, requests):\n        return []"
+    add_model(cut_repository, "added", PYTHON_CONFIG, {"model.py": model})
+    options = ["--model-control-mode=explicit", "--load-model=cut"]
+    with make_server(cut_repository, triton_options=options) as server:
+        load = f"http://{server.http_url}/v2/repository/models/added/load"
+        urllib.request.urlopen(urllib.request.Request(load, method="POST"), timeout=60).close()
+        [added] = [stub for stub in psutil.Process(server.pid).children() if "added_0_0" in stub.cmdline()]
+        threading.Timer(2.5, added.send_signal, [signal.SIGSEGV]).start()  # once it has been seen running
+        with pytest.raises(ServerError, match=r"the process of added_0_0 \(SIGSEGV\) has crashed"):
+            server.wait()
 
 
 def test_sigterm_is_heeded_though_the_parent_blocked_it(cut_repository, start_command):
