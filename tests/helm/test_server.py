@@ -121,10 +121,25 @@ def test_options_that_the_launcher_has_are_no_extra_arguments(option, refusal):
         ("--grpc-port", "service.grpcPort"),
         ("--exit-timeout-secs", "drain.timeoutSeconds"),
         ("--model-repository", "modelRepository"),
+        ("--http-address", "server.host"),
+        ("--metrics-address", "server.host"),
+        ("--http-restricted-api", "restrictedProtocols"),
+        ("--model-control-mode", "model.load"),
     ],
 )
 def test_the_refusal_of_an_extra_argument_names_the_value(option, value, refusal):
     assert f"and set {value}\n" in refusal(f"server.extraArgs={{{option}=1}}")
+
+
+@pytest.mark.parametrize("kind", ["http", "grpc", "metrics"])
+def test_no_port_of_the_server_can_be_taken_away(kind, refusal):
+    said = refusal("runtime=native", f"server.extraArgs={{--allow-{kind}=false}}")
+    assert f"server.extraArgs has --allow-{kind}, but its port is for probes, Services and monitors; remove it" in said
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1"])
+def test_an_address_that_probes_do_not_reach_is_refused(host, refusal):
+    assert f"server.host is {host}, where neither probes nor Services reach the pod" in refusal(f"server.host={host}")
 
 
 def test_readiness_asks_for_the_model_and_not_for_the_process(render):

@@ -55,16 +55,24 @@
 {{- if .Values.perf.enabled -}}
 {{- include "carnelian.checkEnv" (list "perf.extraEnv" .Values.perf.extraEnv (include "carnelian.home" . | fromYamlArray)) -}}
 {{- end -}}
-{{- /* carnelian-serve refuses them, tritonserver would have them twice. It takes the beginning of a name for the whole. */ -}}
+{{- /* carnelian-serve refuses some, and tritonserver would have them twice, or a pod never be ready. It takes the beginning of a name
+for the whole. */ -}}
 {{- $values := dict "--http-port" "service.httpPort" "--grpc-port" "service.grpcPort" "--exit-timeout-secs" "drain.timeoutSeconds" -}}
 {{- $values = merge $values (dict "--model-repository" "modelRepository" "--model-store" "modelRepository" "--metrics-port" "") -}}
+{{- $values = merge $values (dict "--http-address" "server.host" "--grpc-address" "server.host" "--metrics-address" "server.host") -}}
+{{- $values = merge $values (dict "--http-restricted-api" "restrictedProtocols" "--grpc-restricted-protocol" "restrictedProtocols") -}}
+{{- $values = merge $values (dict "--model-control-mode" "model.load" "--allow-http" "" "--allow-grpc" "" "--allow-metrics" "") -}}
 {{- range .Values.server.extraArgs -}}
 {{- $name := splitList "=" . | first -}}
 {{- range $option, $value := $values -}}
 {{- if hasPrefix $name $option -}}
-{{- fail (printf "server.extraArgs has %s, which the chart sets itself; remove it%s" $option (empty $value | ternary "" (printf ", and set %s" $value))) -}}
+{{- $why := hasPrefix "--allow-" $option | ternary "but its port is for probes, Services and monitors" "which the chart sets itself" -}}
+{{- fail (printf "server.extraArgs has %s, %s; remove it%s" $option $why (empty $value | ternary "" (printf ", and set %s" $value))) -}}
 {{- end -}}
 {{- end -}}
+{{- end -}}
+{{- if regexMatch "^(127\\.|localhost$|::1$)" .Values.server.host -}}
+{{- fail (printf "server.host is %s, where neither probes nor Services reach the pod; set 0.0.0.0 or ::, and close HTTP with service.exposeHttp: false and networkPolicy" .Values.server.host) -}}
 {{- end -}}
 {{- end -}}
 
