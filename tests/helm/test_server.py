@@ -149,6 +149,13 @@ def test_readiness_asks_for_the_model_and_not_for_the_process(render):
     assert server["livenessProbe"]["httpGet"]["path"] == "/v2/health/live"
 
 
+def test_a_restart_does_not_wait_as_long_as_a_pod_that_leaves(render):
+    """The kubelet runs preStop, which only sleeps, before it ends a container that a probe has found dead."""
+    pod = render("drain.timeoutSeconds=20").pod
+    for probe in ("startupProbe", "livenessProbe"):
+        assert pod["containers"][0][probe]["terminationGracePeriodSeconds"] == 20 < pod["terminationGracePeriodSeconds"]
+
+
 def test_the_startup_probe_covers_its_timeout(render):
     probe = render("probes.startup.timeoutSeconds=301", "probes.startup.periodSeconds=10").server["startupProbe"]
     assert probe["periodSeconds"] * probe["failureThreshold"] == 310
