@@ -44,6 +44,12 @@ def test_clips_of_every_length_pass(client, server):
             assert client.transcribe((clip, 16000)).text == direct.transcribe((clip, 16000)).text
 
 
+def test_the_common_question_for_health_passes(proxy):
+    credentials = grpc.ssl_channel_credentials(proxy.certificate.read_bytes())
+    with grpc.secure_channel(f"localhost:{proxy.port}", credentials) as channel:
+        assert channel.unary_unary("/grpc.health.v1.Health/Check")(b"", timeout=30) == b"\x08\x01"  # SERVING
+
+
 def test_what_clients_do_not_need_is_closed(client):
     with pytest.raises(ServerError, match="status: 404"):
         client.models()

@@ -132,9 +132,10 @@ def test_ingresses_are_one_for_each_protocol(render):
     grpc, http = rendered.one("Ingress", "-grpc"), rendered.one("Ingress", "-http")
     assert grpc["metadata"]["annotations"]["nginx.ingress.kubernetes.io/backend-protocol"] == "GRPC"
     assert "nginx.ingress.kubernetes.io/backend-protocol" not in http["metadata"]["annotations"]
-    (path,) = grpc["spec"]["rules"][0]["http"]["paths"]
-    assert path["path"] == "/inference.GRPCInferenceService"
-    assert path["backend"]["service"] == {"name": "speech-eu-carnelian", "port": {"name": "grpc"}}
+    paths = grpc["spec"]["rules"][0]["http"]["paths"]
+    assert [path["path"] for path in paths] == ["/inference.GRPCInferenceService", "/grpc.health.v1.Health"]
+    for path in paths:
+        assert path["backend"]["service"] == {"name": "speech-eu-carnelian", "port": {"name": "grpc"}}
     assert grpc["spec"]["tls"] == [{"hosts": ["speech.example.com"], "secretName": "speech-tls"}]
 
 
@@ -148,7 +149,8 @@ def test_gateway_routes_lead_to_the_service_under_host_names_of_their_own(render
     grpc, http = rendered.one("GRPCRoute")["spec"], rendered.one("HTTPRoute")["spec"]
     assert rendered.one("GRPCRoute")["apiVersion"] == "gateway.networking.k8s.io/v1"
     assert grpc["parentRefs"] == [{"name": "public", "namespace": "gateways", "sectionName": "https"}]
-    assert grpc["rules"][0]["matches"] == [{"method": {"service": "inference.GRPCInferenceService"}}]
+    services = ["inference.GRPCInferenceService", "grpc.health.v1.Health"]
+    assert grpc["rules"][0]["matches"] == [{"method": {"service": service}} for service in services]
     assert grpc["rules"][0]["backendRefs"] == [{"name": "speech-eu-carnelian", "port": 8001}]
     assert http["rules"][0]["matches"][0] == {"path": {"type": "PathPrefix", "value": "/v2/models"}}
     assert http["rules"][0]["backendRefs"] == [{"name": "speech-eu-carnelian", "port": 8000}]
