@@ -328,3 +328,31 @@ def test_the_report_is_kept(render):
     assert results["persistentVolumeClaim"] == {"claimName": "results"}
     assert pod["nodeSelector"] == {"workload": "measuring"}
     assert pod["tolerations"] == [{"key": "measuring", "operator": "Exists"}]
+
+
+@pytest.mark.parametrize(
+    ("name", "rest"),
+    [
+        ("image.pullPolicy", "=Always"),
+        ("image.pullSecrets", "[0].name=registry"),
+        ("podSecurityContext", ".runAsUser=1000"),
+        ("securityContext", ".readOnlyRootFilesystem=false"),
+        ("commonLabels", ".team=speech"),
+        ("commonAnnotations", ".team=speech"),
+        ("serviceAccount", ".create=false"),
+    ],
+)
+def test_the_values_that_the_page_names_change_the_pods_of_a_job(name, rest, render, chart):
+    """An upgrade with one fails while the Job is there."""
+    assert f"`{name}`" in (chart / "docs" / "jobs.md").read_text()
+    changed = zip(pods_of_jobs(render(name + rest, case="jobs")), pods_of_jobs(render(case="jobs")), strict=True)
+    assert all(after != before for after, before in changed)
+
+
+def test_an_upgrade_of_the_server_leaves_jobs_as_they_are(render):
+    values = ("image.tag=next", "replicas=3", "server.logLevel=info", "model.load={quartznet_15x5,quartznet_15x5_pcm}")
+    assert pods_of_jobs(render(*values, case="jobs")) == pods_of_jobs(render(case="jobs"))
+
+
+def pods_of_jobs(rendered):
+    return [job["spec"]["template"] for job in rendered.all("Job")]
