@@ -58,6 +58,12 @@ def test_every_alert_has_a_page_in_the_runbook(alerts, chart):
         assert alert["labels"]["team"] == "speech"
 
 
+def test_a_given_severity_takes_the_place_of_the_alerts_own(render):
+    rules = render("monitoring.rules.alertLabels.severity=page", case="monitoring").one("PrometheusRule")
+    found = [rule["labels"] for group in rules["spec"]["groups"] for rule in group["rules"] if "alert" in rule]
+    assert {(labels["severity"], labels["release"]) for labels in found} == {("page", "speech-eu-carnelian")}
+
+
 def test_a_pod_may_take_its_time_to_start(render):
     patience = []
     for seconds in (60, 600):
