@@ -8,6 +8,7 @@ import select
 import signal
 import sys
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from types import FrameType
 from typing import Annotated
@@ -67,12 +68,11 @@ def serve(
 
     Uses the Triton of the container where there is one, else the one in the wheel nvidia-pytriton.
     """
-    for option in triton_options or ():
+    for before, option in pairwise(["", *(triton_options or ())]):
         if not option.startswith("--"):
-            raise typer.BadParameter(
-                f"an option of tritonserver must begin with --, but {option!r} does not; a folder of models is "
-                "given as --repository"
-            )
+            is_value = before.startswith("--") and "=" not in before
+            advice = f"write `{before}={option}`" if is_value else "a folder of models is given as --repository"
+            raise typer.BadParameter(f"an option of tritonserver must begin with --, but {option!r} does not; {advice}")
     for number in STOP_SIGNALS:
         if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
             continue  # nohup
