@@ -115,6 +115,11 @@ def prepare_wheel(scratch: Path) -> Installation:
     try:
         _copy_backends(backends, triton, stub)
     except OSError as error:
+        if error.errno == errno.EFBIG:
+            raise InstallationError(
+                f"Triton's Python backend must be written to {scratch.parent}, but no file may be so large "
+                "(`ulimit -f`, systemd's LimitFSIZE); allow files of any size"
+            ) from error
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         raise InstallationError(

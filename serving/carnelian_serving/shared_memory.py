@@ -54,11 +54,20 @@ class Regions:
 
         Args:
             scratch: The server's own folder for temporary files, which is taken back together with the regions.
+
+        Raises:
+            ServerError: /dev/shm cannot be written to.
         """
         if SHARED_MEMORY.is_dir():
             path = SHARED_MEMORY / f"{self.prefix}{_LOCK}"
             new = path.with_suffix(".new")  # it is locked before others can find it
-            self._lock = os.open(new, os.O_CREAT | os.O_RDWR, 0o600)
+            try:
+                self._lock = os.open(new, os.O_CREAT | os.O_RDWR, 0o600)
+            except OSError as error:
+                raise ServerError(
+                    f"the server must be able to write to {SHARED_MEMORY}, but is not ({error.strerror}); mount a "
+                    "tmpfs there that its user may write to, as `docker run --shm-size=1g` does"
+                ) from error
             fcntl.flock(self._lock, fcntl.LOCK_EX)
             os.write(self._lock, os.fsencode(scratch))
             new.rename(path)

@@ -16,7 +16,7 @@ from carnelian_serving.installation import (
     find_native,
     prepare_wheel,
 )
-from carnelian_serving.shared_memory import check_room, describe_shortage
+from carnelian_serving.shared_memory import Regions, check_room, describe_shortage
 
 
 @pytest.fixture
@@ -31,6 +31,12 @@ def test_a_word_that_is_no_option_of_tritonserver_is_wrong_use(cut_repository, r
     done = run_command(str(cut_repository))
     assert done.returncode == 2
     assert "must begin with" in done.stderr
+
+
+def test_a_value_apart_from_its_option_is_told_how_to_write_both(run_command):
+    done = run_command("--", "--grpc-keepalive-time", "30000")
+    assert done.returncode == 2
+    assert "write `--grpc-keepalive-time=30000`" in " ".join(done.stderr.replace("│", "").split())
 
 
 def test_an_empty_path_is_no_repository(run_command):
@@ -251,6 +257,25 @@ def test_a_scratch_without_room_is_named_with_its_variable(mount_tmpfs):
     scratch.mkdir()
     with pytest.raises(InstallationError, match=rf"in {scratch.parent}, but there is too little \(No space .*TMPDIR"):
         prepare_wheel(scratch)
+
+
+def test_a_limit_below_the_backends_size_is_named(tmp_path):
+    script = f"""
+import resource
+from pathlib import Path
+from carnelian_serving.installation import InstallationError, prepare_wheel
+resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, 2**20))
+try: prepare_wheel(Path({str(tmp_path)!r}))
+except InstallationError as error: print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert f"to {tmp_path.parent}, but no file may be so large (`ulimit -f`" in done.stdout
+
+
+def test_shared_memory_that_is_read_only_is_named_with_the_remedy(mount_tmpfs, monkeypatch):
+    monkeypatch.setattr("carnelian_serving.shared_memory.SHARED_MEMORY", mount_tmpfs("ro"))
+    with pytest.raises(ServerError, match=r"but is not \(Read-only file system\); mount a tmpfs"):
+        Regions().claim("/tmp")
 
 
 def test_an_environment_whose_path_stubs_cannot_read_is_refused(tmp_path, monkeypatch):
