@@ -110,5 +110,6 @@ def sum_up_served(measurement: Measurement, engine: str) -> dict[tuple[float, in
         if timing.engine == engine and timing.network_ms:
             common = find_common(measurement, timing.duration_s, timing.batch)
             parts = (common.features_ms, timing.network_ms, common.decoding_ms)
+            # Not `sum`, whose rounding differs between versions of Python, and with it the page.
             found[timing.duration_s, timing.batch] = math.fsum(statistics.median(part) for part in parts)
     return found

@@ -94,7 +94,8 @@ class Row:
         """
         found = self._median(
             lambda report: (
-                math.fsum((report.client_ms or {}).values())  # `sum` rounds as the version of Python does
+                # Not `sum`, whose rounding differs between versions of Python, and with it the page.
+                math.fsum((report.client_ms or {}).values())
                 - math.fsum(stage.queue for stage in (report.stages or {}).values())
             )
         )
