@@ -1,5 +1,6 @@
 import gzip
 import json
+from pathlib import Path
 
 import pytest
 from carnelian_perf.manifest import read_manifest as read_in_perf
@@ -28,6 +29,14 @@ def test_a_tilde_is_the_home_folder_as_in_nemo(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     [clip] = read_manifest(write(tmp_path, json.dumps(LINE | {"audio_filepath": "~/b.ogg"})))
     assert clip.audio_filepath == tmp_path / "home" / "b.ogg"
+
+
+def test_a_manifest_that_is_not_there_is_named_with_its_place(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=rf"^a\.jsonl must be a manifest.*directory, {tmp_path}\), but: No such file"):
+        read_manifest(Path("a.jsonl"))
+    with pytest.raises(ValueError, match=rf"^{tmp_path}/a\.jsonl must be a manifest, JSON lines, but: No such file"):
+        read_manifest(tmp_path / "a.jsonl")
 
 
 def test_other_fields_travel_along(tmp_path):

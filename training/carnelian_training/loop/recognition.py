@@ -36,7 +36,7 @@ class Recognition:
 
     Raises:
         ValueError: A file or folder of the configuration is missing, `data.train` names a file that is not a manifest,
-            or has no clip to train on; or a folder of noises or rooms holds no sound file.
+            or a folder of noises or rooms holds no sound file.
     """
 
     def __init__(self, config: Config) -> None:
@@ -44,14 +44,18 @@ class Recognition:
         _check_paths(config)
         Sounds.find(config.augment)  # each epoch lists them again; this reports mistakes before anything is written
         self.clips = read_training_clips(config)
+
+    def prepare(self, state: State) -> None:
+        """Check the dev manifest (:func:`check_dev`); if its clips have changed, forget the best error so far.
+
+        Raises:
+            ValueError: `data.train` has no clip to train on.
+        """
         if not self.clips:
             raise ValueError(
                 "`data.train` must name manifests with usable clips, but they have none; "
                 "where some were left out, a warning above says why"
             )
-
-    def prepare(self, state: State) -> None:
-        """Check the dev manifest (:func:`check_dev`); if its clips have changed, forget the best error so far."""
         if state.process.leads:
             hours = sum(clip.duration for clip in self.clips) / 3600
             every = self.config.loop.log_every_steps
@@ -86,7 +90,7 @@ class Recognition:
 
 
 def _check_paths(config: Config) -> None:
-    """Check that the configuration's files and folders are there, to name all that are missing at once."""
+    """Check that the manifests and the folders of sounds are there, to name all that are missing at once."""
     named = {f"data.train.{i}.path": manifest.path for i, manifest in enumerate(config.data.train)}
     named |= {"data.dev": config.data.dev} if config.data.dev else {}
     for key in ("noise", "reverberation"):

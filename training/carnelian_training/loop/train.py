@@ -67,11 +67,10 @@ def train(config: RunConfig, directory: Path, source: Path | None = None) -> Non
         RuntimeError: A dev clip is bad, all training clips are bad, or too many steps in a row were not finite.
         SystemExit: A signal ended the run after a checkpoint; the exit status is 128 plus the signal's number.
     """
+    task: Task = LanguageModelling(config) if isinstance(config, LanguageModelConfig) else Recognition(config)
     with joined() as process, held(directory) if process.leads else nullcontext(), Interruption() as interruption:
         state = new_state(config, process)
-        is_resumed = resume(state, config, directory)
-        task: Task = LanguageModelling(config) if isinstance(config, LanguageModelConfig) else Recognition(config)
-        if not is_resumed:
+        if not resume(state, config, directory):
             finetune.start_from_checkpoint(state.model, config)
             state.restart_average()
         is_due = state.evaluation_is_due(config)  # an evaluation that the run was stopped before, or that failed
