@@ -52,7 +52,8 @@ tiny (int64[rows, time] TOKENS, int64[rows] TOKEN_LENGTH) => (float[rows] LOG_PR
 
 Answer = dict[str, np.ndarray]
 
-signal.signal(signal.SIGHUP, signal.SIG_DFL)  # `nohup make test` ignores it, and so would the commands that are tested
+if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # as of `nohup make test`; commands would inherit that
+    signal.signal(signal.SIGHUP, lambda *_: None)
 # Many tests ask for equal bits, or for the words of a machine without a GPU.
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 # PyTorch's threads spin while they wait for one another, and two workers of pytest's share the cores.
