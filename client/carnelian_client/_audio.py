@@ -1,8 +1,8 @@
 """Makes the bytes of one audio file that the server reads from what a caller has: a path, bytes or samples.
 
-WAV, FLAC and Ogg go as they are. What only this side can read (AIFF, MP3, FLAC from a pipe, Ogg with a picture, ...)
-is decoded and sent without loss. Samples become a WAV file. Nothing is resampled or mixed down here: the server has the
-one definition of that.
+WAV, FLAC and Ogg go as they are. What only this side can read (AIFF, MP3, MP3 and MP2 in a WAV file, FLAC from a pipe,
+Ogg with a picture, ...) is decoded and sent without loss. Samples become a WAV file. Nothing is resampled or mixed down
+here: the server has the one definition of that.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ import re
 import struct
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from ._containers import closed, end_of_tag, joined_format, mpeg_in_wav
+from ._containers import closed, end_of_tag, is_wav_of_mpeg, joined_format, wav_content
 from ._decoding import open_audio
 from ._errors import CUT_ADVICE, FORMAT_ADVICE, InvalidAudio
+from ._mpeg import from_first_frame
 from ._threads import outside_main_thread
 
 if TYPE_CHECKING:
@@ -101,7 +102,10 @@ def read_audio(audio: Audio, deadline: Deadline | None = None) -> bytes:
         raise InvalidAudio(
             f"it holds {kind} files one behind the other, of which only the first would be read; send each by itself"
         )
-    return mpeg_in_wav(closed(data))
+    data = closed(data)
+    if is_wav_of_mpeg(data) and not (data := from_first_frame(wav_content(data))):
+        raise InvalidAudio("no samples")
+    return data
 
 
 def _read(path: str | os.PathLike[str], deadline: Deadline | None) -> bytes:

@@ -74,10 +74,17 @@ def test_an_mp3_file_may_have_another_name(tmp_path, tag):
     assert batch.lengths.item() == pytest.approx(201, abs=12)  # MP3 pads to whole frames
 
 
-WAV_OF_MP3 = b"RIFF\xff\xff\xff\xffWAVEfmt \x10\0\0\0\x55\0" + bytes(14) + b"data\xff\xff\xff\xff"
+WAV_OF_MP3 = b"RIFF\xff\xff\xff\xffWAVEfmt \x10\0\0\0\x55\0" + bytes(14)
+DATA = b"data\xff\xff\xff\xff"
+HEADERS = {
+    "bare": b"",
+    "in wav": WAV_OF_MP3 + DATA,
+    "in wav behind zeros": WAV_OF_MP3 + DATA + bytes(40),
+    "in wav behind much else": WAV_OF_MP3 + b"bext\0\0\2\0" + bytes(1 << 17) + DATA,
+}
 
 
-@pytest.mark.parametrize("header", [b"", WAV_OF_MP3], ids=["bare", "in wav"])
+@pytest.mark.parametrize("header", HEADERS.values(), ids=HEADERS)
 @pytest.mark.parametrize("offset", [1.0, 5.0, 18.0])
 def test_a_segment_of_mp3_that_was_written_to_a_pipe_is_what_the_whole_file_has_there(tmp_path, offset, header):
     """At the bit rate of its loud beginning libsndfile would guess that it ends after 4 s."""

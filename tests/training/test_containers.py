@@ -100,6 +100,8 @@ READ = {
     "mp3 from a pipe, faster at its end": (6, piped(SLOW) + piped(FAST)),
     "mp3 from a pipe, of whose frames some are padded": (60, piped(PADDED)),
     "mp3 in wav": (3, in_wav(MP3)),
+    "mp3 in wav behind zeros": (3, in_wav(bytes(40) + MP3)),
+    "mp3 in wav, cut within a frame": (3, in_wav(piped(MP3)[100:])),
     "mp3 in wav from a pipe": (3, in_wav(piped(MP3), is_piped=True)),
     "mp3 in wav behind a tag": (3, TAG + in_wav(MP3)),
     "mp3 of variable bit rate in wav": (20, in_wav(piped(VARIABLE))),
@@ -118,8 +120,11 @@ REFUSED = {
     "mp3 damaged within": (edited(VARIABLE, {30_000: bytes(5000)}), "internal error"),
     "mp3 from a pipe, damaged within": (edited(piped(VARIABLE), {30_000: bytes(5000)}), "internal error"),
     "samples without a header": (b"\xff\xff" * 2 + WAV[44:], "no second frame follows"),
+    "mp3 in wav without any": (in_wav(b""), "no samples"),
+    "mp3 in wav without any, before a chunk": (edited(in_wav(b"") + b"LIST" + bytes(4), {4: b"\x38"}), "no samples"),
+    "no frames in wav of mp3": (in_wav(bytes(4000)), "Format not recognised"),
     "text": (b"this is no sound", "Format not recognised"),
-    "nothing": (b"", "Format not recognised|not a single byte"),
+    "nothing": (b"", "no samples|not a single byte"),
 }
 
 

@@ -10,12 +10,13 @@ import numpy as np
 import numpy.typing as npt
 import soundfile
 
-from carnelian_training.data.containers import closed, end_of_tag, joined_format, mpeg_in_wav
+from carnelian_training.data.containers import closed, end_of_tag, is_wav_of_mpeg, joined_format, wav_content
 from carnelian_training.data.manifest import Clip
 from carnelian_training.data.mpeg import (
     SHORT_BLOCK_FRAMES,
     Uncounted,
     counts_no_frames,
+    from_first_frame,
     goes_on,
     in_memory,
     is_taken_for_mpeg,
@@ -46,9 +47,9 @@ def encoded(clip: Clip) -> Encoded:
 
     A clip with an `offset` is cut out of its file as a WAV file in memory, at the file's own rate. A segment of a long
     recording costs no more than its own length, so the rest of the recording is not checked; only a file that must be
-    repaired, or an MP3 file that does not count its frames, is read whole. MP3, which DALI does not decode, and FLAC
-    that was written to a pipe, whose length DALI does not know, become WAV files in the same way, whatever the suffix
-    of their names.
+    repaired, MP3 or MP2 in a WAV file, and MP3 that does not count its frames are read whole. MP3, which DALI does not
+    decode, and FLAC that was written to a pipe, whose length DALI does not know, become WAV files in the same way,
+    whatever the suffix of their names.
 
     Raises:
         OSError: The file cannot be read.
@@ -77,11 +78,11 @@ def read_samples(clip: Clip) -> tuple[Samples, int]:
 
 
 def _whole(clip: Clip) -> Encoded:
-    data = _repaired(clip.audio_filepath.read_bytes())
+    data = clip.audio_filepath.read_bytes()
+    data = data[end_of_tag(data) :]
     if joined_format(data):
         raise RuntimeError(_JOINED)
-    data = mpeg_in_wav(data)
-    _check_kind(data)
+    data = _repaired(data)
     file = in_memory(data)
     with soundfile.SoundFile(file) as source:
         most_frames = int((clip.duration + MOST_EXCESS_S) * source.samplerate)
@@ -107,14 +108,15 @@ def _segment(clip: Clip, offset_s: float) -> Encoded:
             start = opened.seek(start + tag_bytes)
         opened.seek(start)
         head = opened.read(_HEAD_BYTES)
-        bare = mpeg_in_wav(closed(head))
-        _check_kind(bare)
-        needs_repair = (start > 0 and head[:4] in _SPOILT_BY_TAGS) or bare != head
-        opened.seek(0)
+        _check_kind(head)
+        is_spoilt = start > 0 and head[:4] in _SPOILT_BY_TAGS
         # By number: the suffix of a name, such as .raw, would decide how the file is read.
         file: io.BytesIO | int = opened.fileno()
-        if needs_repair or counts_no_frames(head):
-            file = in_memory(mpeg_in_wav(_repaired(opened.read())))
+        if is_spoilt or is_wav_of_mpeg(head) or closed(head) != head or counts_no_frames(head):
+            opened.seek(start)
+            file = in_memory(_repaired(opened.read()))
+        else:
+            opened.seek(0)
         with soundfile.SoundFile(file, closefd=False) as source:
             first = round(offset_s * source.samplerate)
             if first >= source.frames:
@@ -128,11 +130,17 @@ def _segment(clip: Clip, offset_s: float) -> Encoded:
 
 
 def _repaired(data: bytes) -> bytes:
-    """Return a file without the tags before it, and with the size of a WAV filled in."""
-    return closed(data[end_of_tag(data) :])
+    """Return a file, without tags before it, with the size of a WAV filled in, and without the WAV around MP3."""
+    data = closed(data)
+    if is_wav_of_mpeg(data):
+        data = from_first_frame(wav_content(data))
+    _check_kind(data)
+    return data
 
 
 def _check_kind(data: bytes) -> None:
+    if not data:
+        raise RuntimeError("no samples")
     if is_taken_for_mpeg(data):
         raise RuntimeError("begins as an MP3 file does, but no second frame follows; raw samples must have a header")
 

@@ -52,24 +52,26 @@ def closed(data: bytes) -> bytes:
     return data
 
 
-def mpeg_in_wav(data: bytes) -> bytes:
-    """Return the MPEG audio (MP3, or MP2 as broadcasters have it) that a WAV file holds, and other files unchanged.
+def is_wav_of_mpeg(head: bytes) -> bool:
+    """Whether a file is a WAV that holds MPEG audio (MP3, or MP2 as broadcasters have it).
 
     DALI does not read it there, nor libsndfile layer II; of a variable bit rate, libsndfile reads only the beginning.
+
+    Args:
+        head: The beginning of the file, or all of it.
     """
-    is_mpeg = False
-    for name, start, size in _chunks(data):
-        if name == b"fmt ":
-            is_mpeg = data[start : start + 2] in _MPEG_FORMATS
-        elif name == b"data" and is_mpeg:
-            return data[start : start + size]
-    return data
+    return any(name == b"fmt " and head[start : start + 2] in _MPEG_FORMATS for name, start, _ in _chunks(head))
+
+
+def wav_content(data: bytes) -> bytes:
+    """Return what the first `data` chunk of a WAV file holds; nothing if there is none."""
+    return next((data[start : start + size] for name, start, size in _chunks(data) if name == b"data"), b"")
 
 
 def _chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
     """Yield the name of each chunk of a RIFF file, where its content begins, and how many bytes its header claims."""
     start = 12
-    while data[:4] == b"RIFF" and start + 8 < len(data) and _CHUNK_ID.match(data, start):
+    while data[:4] == b"RIFF" and start + 8 <= len(data) and _CHUNK_ID.match(data, start):
         size = int.from_bytes(data[start + 4 : start + 8], "little")
         yield data[start : start + 4], start + 8, size
         start += 8 + size + size % 2

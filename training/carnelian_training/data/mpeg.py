@@ -1,4 +1,4 @@
-"""Reads the headers of MPEG audio frames (layers II and III): whether a file has any, counts them, and if more follow.
+"""Reads the headers of MPEG audio frames (layers II and III): where they begin, if they are counted, if more follow.
 
 ISO/IEC 11172-3 and 13818-3; MPEG 2.5 is their extension to rates from 8 kHz.
 """
@@ -6,11 +6,13 @@ ISO/IEC 11172-3 and 13818-3; MPEG 2.5 is their extension to rates from 8 kHz.
 from __future__ import annotations
 
 import io
+import itertools
 import re
 import struct
+from collections.abc import Iterator
 from typing import NamedTuple
 
-_SYNC = re.compile(rb"\xff[\xe2-\xe7\xf2-\xf7\xfa-\xff]", re.DOTALL)
+_SYNC = re.compile(rb"\xff(?=[\xe2-\xe7\xf2-\xf7\xfa-\xfd])")
 _KBIT_PER_S = {
     # (is MPEG 1, layer) -> by the four bits of the header; 0 and 15 are no rate
     (True, 3): (0, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320),
@@ -63,18 +65,32 @@ def has_audio(data: bytes, start: int, enough_s: float) -> bool:
     """Whether there are so many seconds of frames from `start` on, whatever else is between and behind them."""
     seconds, position = 0.0, start
     while (sync := _SYNC.search(data, position)) is not None:
-        frames: list[Frame] = []
-        position = sync.start()
-        while (frame := read_frame(data, position)) is not None and frame.rate_hz == (frames or [frame])[0].rate_hz:
-            frames.append(frame)
-            position += frame.num_bytes
+        frames = list(_frames(data, sync.start()))
         if len(frames) < _LEAST_FRAMES:
-            position = sync.start() + 1
+            position = sync.end()
             continue
+        position = sync.start() + sum(frame.num_bytes for frame in frames)
         seconds += sum(frame.num_samples / frame.rate_hz for frame in frames)
         if seconds >= enough_s:
             return True
     return False
+
+
+def from_first_frame(data: bytes) -> bytes:
+    """Return MPEG audio without what is before its first whole frame, and what has no frames unchanged."""
+    for sync in _SYNC.finditer(data):
+        if len(list(itertools.islice(_frames(data, sync.start()), _LEAST_FRAMES))) == _LEAST_FRAMES:
+            return data[sync.start() :]
+    return data
+
+
+def _frames(data: bytes, start: int) -> Iterator[Frame]:
+    """Yield the frames of one rate that follow each other from `start` on."""
+    first = frame = read_frame(data, start)
+    while first is not None and frame is not None and frame.rate_hz == first.rate_hz:
+        yield frame
+        start += frame.num_bytes
+        frame = read_frame(data, start)
 
 
 def counts_no_frames(data: bytes) -> bool:
