@@ -65,7 +65,7 @@ def open_audio(data: bytes) -> Iterator[AudioFile]:
 class AudioFile:
     """An audio file that is open."""
 
-    def __init__(self, source: soundfile.SoundFile, file: io.BytesIO) -> None:
+    def __init__(self, source: soundfile.SoundFile, file: io.BufferedIOBase) -> None:
         """Take an open file, and the bytes that it reads."""
         # Otherwise soundfile seeks after each read, and the next MP3 frame lacks bits that it shares with the last.
         source.seekable = lambda: False

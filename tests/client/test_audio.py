@@ -2,12 +2,13 @@ import io
 import os
 import struct
 import sys
+import tracemalloc
 
 import numpy as np
 import pytest
 import soundfile
 from carnelian_client import InvalidAudio
-from carnelian_client._decoding import BLOCK_FRAMES
+from carnelian_client._decoding import BLOCK_FRAMES, open_audio
 
 RATE = 8000
 
@@ -208,6 +209,18 @@ def test_ogg_that_the_server_refuses_is_decoded_here(noise, encode, read):
         sent = encode(refused)
         assert sent[:4] == b"RIFF"
         assert len(read(sent)[0]) == len(noise)
+
+
+def test_mp3_is_decoded_without_a_copy_of_the_file():
+    data = piped(mp3(3)) * 100
+    tracemalloc.start()
+    try:
+        with open_audio(data) as source:
+            assert sum(map(len, source.blocks())) == pytest.approx(300 * RATE, rel=0.1)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < len(data) / 2
 
 
 def test_mp3_files_that_make_one_are_one(encode, read):

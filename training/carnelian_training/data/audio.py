@@ -14,6 +14,7 @@ from carnelian_training.data.containers import closed, end_of_tag, is_wav_of_mpe
 from carnelian_training.data.manifest import Clip
 from carnelian_training.data.mpeg import (
     SHORT_BLOCK_FRAMES,
+    Tagged,
     Uncounted,
     counts_no_frames,
     from_first_frame,
@@ -110,13 +111,14 @@ def _segment(clip: Clip, offset_s: float) -> Encoded:
         head = opened.read(_HEAD_BYTES)
         _check_kind(head)
         is_spoilt = start > 0 and head[:4] in _SPOILT_BY_TAGS
+        opened.seek(0)
         # By number: the suffix of a name, such as .raw, would decide how the file is read.
-        file: io.BytesIO | int = opened.fileno()
+        file: io.BufferedIOBase | int = opened.fileno()
         if is_spoilt or is_wav_of_mpeg(head) or closed(head) != head or counts_no_frames(head):
             opened.seek(start)
             file = in_memory(_repaired(opened.read()))
-        else:
-            opened.seek(0)
+        elif start == 0 and head[:1] == b"\xff":
+            file = Tagged(io.BufferedReader(opened))  # it reads each frame's header by itself
         with soundfile.SoundFile(file, closefd=False) as source:
             first = round(offset_s * source.samplerate)
             if first >= source.frames:
@@ -181,7 +183,7 @@ def _go_to(file: soundfile.SoundFile, start: int) -> None:
         file.buffer_read(min(_AT_ONCE, start - done), dtype="int16")
 
 
-def _read(source: soundfile.SoundFile, file: io.BytesIO | int, most_frames: int) -> Samples:
+def _read(source: soundfile.SoundFile, file: io.BufferedIOBase | int, most_frames: int) -> Samples:
     """Read at most `most_frames` frames, [frames, channels], from where `source`, which reads `file`, is."""
     # Otherwise soundfile seeks after each read, and the next MP3 frame lacks the bits that it shares with the last one.
     source.seekable = lambda: False

@@ -10,7 +10,7 @@ import itertools
 import re
 import struct
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 _SYNC = re.compile(rb"\xff(?=[\xe2-\xe7\xf2-\xf7\xfa-\xfd])")
 _KBIT_PER_S = {
@@ -32,7 +32,8 @@ SHORT_BLOCK_FRAMES = 1152
 """Frames to read at once from a file that does not count them. Its end may be an error, which loses the last block."""
 _TAG = b"ID3\3\0\0\0\0\0\x23" + bytes(35)
 """An ID3v2 tag, by which libsndfile recognises MPEG audio. Without one it first looks for a file of Mac OS beside it,
-which in a working directory with a folder `.AppleDouble`, as AFP servers make it, is an error."""
+which in a working directory with a folder `.AppleDouble`, as AFP servers make it, is an error. If the tag held
+fewer than 10 bytes, libmpg123 would complain."""
 _LEAST_LEFT_S = 0.5
 """Less MPEG audio than this after the counted frames is no second file: encoders count their delay differently."""
 
@@ -117,8 +118,42 @@ def is_taken_for_mpeg(data: bytes) -> bool:
     return is_layer_1 or not any(head.startswith(data[:2], i) and not (head[i + 2] ^ data[2]) & 0x0C for i in nexts)
 
 
-class Uncounted(io.BytesIO):
-    """A file in memory that claims to be far larger than it is.
+class Tagged(io.BufferedIOBase):
+    """MPEG audio behind a tag, by which libsndfile recognises it. The file, which may last hours, is not copied."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        """Take an open file without a tag, at its beginning."""
+        self._file = file
+        self._place = 0
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Go to a place."""
+        if whence == io.SEEK_END:
+            offset += len(_TAG) + self._file.seek(0, io.SEEK_END)
+        elif whence == io.SEEK_CUR:
+            offset += self._place
+        self._place = offset
+        self._file.seek(max(offset - len(_TAG), 0))
+        return offset
+
+    def tell(self) -> int:
+        """Return the place."""
+        return self._place
+
+    def read(self, size: int | None = -1) -> bytes:
+        """Read so many bytes, or to the end."""
+        data = _TAG[self._place :]
+        if size is None or size < 0:
+            data += self._file.read()
+        else:
+            data = data[:size]
+            data += self._file.read(size - len(data))
+        self._place += len(data)
+        return data
+
+
+class Uncounted(Tagged):
+    """MPEG audio that claims to be far larger than it is.
 
     Of an MP3 without a count of frames, libsndfile reads as many as fit into the file's size at the first frame's bit
     rate. If the bit rate varies, it stops long before the end.
@@ -136,13 +171,14 @@ class Uncounted(io.BytesIO):
         return super().tell() + (self._is_at_end << 40)
 
 
-def in_memory(data: bytes) -> io.BytesIO:
-    """Return a file, without tags, for libsndfile to read to its end."""
+def in_memory(data: bytes) -> io.BufferedIOBase:
+    """Return a file in memory for libsndfile to read to its end, of bytes without tags before them."""
+    file = io.BytesIO(data)
     if data[:1] != b"\xff":
-        return io.BytesIO(data)
-    return (Uncounted if counts_no_frames(data) else io.BytesIO)(_TAG + data)
+        return file
+    return Uncounted(file) if counts_no_frames(data) else Tagged(file)
 
 
-def goes_on(file: io.BytesIO) -> bool:
+def goes_on(file: io.BufferedIOBase) -> bool:
     """Return whether there is more MPEG audio after the frames that were read."""
     return has_audio(file.read(), 0, _LEAST_LEFT_S)
