@@ -37,10 +37,6 @@ _SPOILT_BY_TAGS = (b"RIFF", b"RIFX", b"FORM", b"OggS")
 AIFF, and does not recognise Ogg."""
 _DAMAGED = re.compile("Error decoding|chunk marker")
 """Matches what DALI and libsndfile say of a damaged file."""
-_JOINED = (
-    "must hold one recording, but holds several, one behind the other, of which only the first would be heard: "
-    "give each a file of its own"
-)
 
 
 def encoded(clip: Clip) -> Encoded:
@@ -82,7 +78,10 @@ def _whole(clip: Clip) -> Encoded:
     data = clip.audio_filepath.read_bytes()
     data = data[end_of_tag(data) :]
     if joined_format(data):
-        raise RuntimeError(_JOINED)
+        raise RuntimeError(
+            "must hold one recording, but holds several, one behind the other, of which only the first would be heard: "
+            "give each a file of its own"
+        )
     data = _repaired(data)
     file = in_memory(data)
     with soundfile.SoundFile(file) as source:
@@ -97,7 +96,10 @@ def _whole(clip: Clip) -> Encoded:
         if samples is None:
             return np.frombuffer(data, np.uint8)
         if source.format == "MP3" and goes_on(file):
-            raise RuntimeError(f"{_JOINED}; or it is damaged within")
+            raise RuntimeError(
+                "goes on behind its end, as MP3 files do that were put one behind the other, or are damaged within: "
+                "give each recording a file of its own, or leave it out"
+            )
         return to_wav(samples, source.samplerate)
 
 
