@@ -52,6 +52,11 @@ class Span:
     transcript: Transcript | None = field(default=None, repr=False)
     """What the server understood, if an interim result has told that already: nothing need be asked."""
 
+    @property
+    def key(self) -> tuple[int, float, float]:
+        """What spans of the same audio have in common: the utterance, and where they begin and end in seconds."""
+        return self.index, self.start_s, self.end_s
+
 
 class Stream:
     """Live audio: give each block to `add`, and at the end call `end`; give each outcome of their spans to `heard`."""
@@ -70,8 +75,8 @@ class Stream:
         self._index = 0
         self._request_s = 0.0
         """How long the last request took."""
-        self._last: Span | None = None
-        """The last span that was understood, with its transcript."""
+        self._understood: tuple[tuple[int, float, float], Transcript] | None = None
+        """What identifies the last span that was understood, and its transcript."""
         # Positions below are frames from the beginning of the audio.
         self._held: list[Block] = []
         self._held_from = self._held_to = 0
@@ -123,9 +128,10 @@ class Stream:
         Raises:
             CarnelianClientError: the outcome, if all later ones would be the same.
         """
-        self._request_s = time.monotonic() - span.asked_s
+        if span.transcript is None:
+            self._request_s = time.monotonic() - span.asked_s
         if isinstance(outcome, Transcript):
-            self._last = replace(span, transcript=outcome)
+            self._understood = span.key, outcome
             transcript = transcript_from_result(later(outcome.raw, span.start_s), outcome.request_id)
             return Utterance(span.index, span.start_s, span.end_s, span.is_final, transcript)
         outcome.clip = f"live audio, from {span.start_s:.1f} to {span.end_s:.1f} s"
@@ -171,8 +177,8 @@ class Stream:
 
     def _final(self, begin: int, end: int) -> Span:
         span = self._span(begin, end, is_final=True)
-        if (last := self._last) and (last.index, last.start_s, last.end_s) == (span.index, span.start_s, span.end_s):
-            span = replace(span, transcript=last.transcript)
+        if self._understood is not None and self._understood[0] == span.key:
+            span = replace(span, transcript=self._understood[1])
         self._index += 1
         self._final_to = end
         return span
