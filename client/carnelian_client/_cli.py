@@ -205,7 +205,7 @@ def _transcribe_many(
         try:
             yield from client.transcribe_many(map(_audio, left), concurrency=concurrency, **options)
             return
-        except OSError as error:  # of the standard input, after the outcomes of the files before it
+        except _StandardInputError as error:  # after the outcomes of the files before it
             yield error
 
 
@@ -295,8 +295,12 @@ def _tls(tls: bool, ca: Path | None, cert: Path | None, key: Path | None) -> TLS
     return TLS(ca_path=ca, cert_path=cert, key_path=key) if tls or ca or cert or key else None
 
 
+class _StandardInputError(OSError):
+    """The standard input cannot be read."""
+
+
 def _audio(file: str) -> Audio:
     try:
         return read_all(sys.stdin.buffer) if file == STDIN else file
     except OSError as error:  # as of a terminal that is gone
-        raise OSError(error.errno, f"the standard input cannot be read: {error.strerror}") from error
+        raise _StandardInputError(error.errno, f"the standard input cannot be read: {error.strerror}") from error
