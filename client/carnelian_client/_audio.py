@@ -160,16 +160,14 @@ def check_rate(rate: int) -> int:
         InvalidAudio: it is no rate that a clip can have.
     """
     try:
-        if isinstance(rate, bool):
-            raise TypeError
-        rate = int(rate) if isinstance(rate, numbers.Real) and rate % 1 == 0 else operator.index(rate)
+        whole = int(rate) if isinstance(rate, numbers.Real) and rate % 1 == 0 else operator.index(rate)
     except TypeError:  # some libraries give the rate first
-        raise InvalidAudio(
-            f"a clip must be `(samples, rate)`, the rate a whole number of Hz, but that is {rate!r:.40}"
-        ) from None
-    if not 1 <= rate <= MAX_RATE_HZ:
-        raise InvalidAudio(f"`rate` must be at least 1 Hz and at most {MAX_RATE_HZ}, but is {rate}")
-    return rate
+        whole = None
+    if whole is None or isinstance(rate, bool):
+        raise InvalidAudio(f"a clip must be `(samples, rate)`, the rate a whole number of Hz, but that is {rate!r:.40}")
+    if not 1 <= whole <= MAX_RATE_HZ:
+        raise InvalidAudio(f"`rate` must be at least 1 Hz and at most {MAX_RATE_HZ}, but is {whole}")
+    return whole
 
 
 def _are_bytes(samples: Any) -> bool:
