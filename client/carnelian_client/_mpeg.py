@@ -32,8 +32,8 @@ SHORT_BLOCK_FRAMES = 1152
 """Frames to read at once from a file that does not count them. Its end may be an error, which loses the last block."""
 _TAG = b"ID3\3\0\0\0\0\0\x23" + bytes(35)
 """An ID3v2 tag, by which libsndfile recognises MPEG audio. Without one it first looks for a file of Mac OS beside it,
-which in a working directory with a folder `.AppleDouble`, as AFP servers make it, is an error. If the tag held
-fewer than 10 bytes, libmpg123 would complain."""
+which in a working directory with a folder `.AppleDouble`, as AFP servers make it, is an error. It holds 35
+bytes, for fewer than 2 do not help, and of fewer than 10 libmpg123 complains."""
 _LEAST_LEFT_S = 0.5
 """Less MPEG audio than this after the counted frames is no second file: encoders count their delay differently."""
 

@@ -102,6 +102,7 @@ READ = {
     "mp3 from a pipe, of whose frames some are padded": (60, piped(PADDED)),
     "mp3 in wav": (3, in_wav(MP3)),
     "mp3 in wav behind zeros": (3, in_wav(bytes(40) + MP3)),
+    "mp3 in wav behind ones": (3, in_wav(b"\xff" * 41 + MP3)),
     "mp3 in wav, cut within a frame": (3, in_wav(piped(MP3)[100:])),
     "mp3 in wav from a pipe": (3, in_wav(piped(MP3), is_piped=True)),
     "mp3 in wav behind a tag": (3, TAG + in_wav(MP3)),
