@@ -62,13 +62,15 @@ class StubWatch:
     def spare_loads(self, is_ok: Callable[[str], bool], on_failed: Callable[[Crash], None]) -> None:
         """From now on, let :meth:`crashed` leave out stubs of models that are still to be loaded.
 
-        Those are stubs of versions that are not ready, helpers, and stubs that ended before they were seen running.
+        Those are stubs of versions that are not ready, and helpers. A stub that ended before it was seen running may be
+        either or neither: it is left out while any model is not ready, as the one that it was to load is.
 
         Args:
             is_ok: Whether the server answers OK on a path, as `/v2/models/demo/versions/1/ready`. It is not asked about
                 the stubs that run now.
             on_failed: Called once with each crash that is left out.
         """
+        self.crashed()  # or a stub that has just started would be missing
         self._loaded = set(self._stubs)
         self._is_ok, self._on_failed_load = is_ok, on_failed
 
@@ -111,7 +113,7 @@ class StubWatch:
         if self._is_ok is None or pid in self._loaded:
             return True
         if (stub := self._stubs.get(pid)) is None:
-            return False
+            return self._is_ok("/v2/health/ready")
         model, version = stub.path.parts[-3:-1]
         # Until a version is loaded anew, its old instance serves.
         is_replaced = any(other == stub for key, other in self._stubs.items() if key not in ended)

@@ -9,17 +9,31 @@ from carnelian_serving.stubs import StubWatch, end_orphans
 
 
 @pytest.fixture
-def stub(tmp_path):
-    """A child of this process with the command line of a stub."""
+def start_stub(tmp_path):
+    """Starts children of this process with the name and the command line of a stub of the model `cut`."""
     program = tmp_path / "cut" / "1" / "model.py"
     program.parent.mkdir(parents=True)
     program.write_text("print(flush=True); input()")
-    arguments = ["triton_python_backend_stub", str(program), *"234567", "cut_0_0"]
-    process = subprocess.Popen(arguments, executable=sys.executable, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    process.stdout.readline()
-    yield process
-    process.kill()
-    process.communicate()
+    executable = tmp_path / "triton_python_backend_stub"
+    executable.symlink_to(sys.executable)
+    started = []
+
+    def start(instance="cut_0_0"):
+        arguments = [executable.name, str(program), *"234567", instance]
+        process = subprocess.Popen(arguments, executable=executable, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        started.append(process)
+        process.stdout.readline()
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def stub(start_stub):
+    return start_stub()
 
 
 def end(stub: subprocess.Popen[bytes]) -> None:
@@ -36,7 +50,7 @@ def test_a_stub_that_stays_uncollected_has_crashed(stub):
 
 
 @pytest.mark.parametrize("is_loaded", [True, False])
-def test_a_crash_is_spared_and_told_once_while_its_model_loads(stub, is_loaded):
+def test_a_crash_is_spared_and_told_once_while_its_model_loads(start_stub, is_loaded):
     def is_ok(path):
         assert path == "/v2/models/cut/versions/1/ready"
         return is_loaded
@@ -44,6 +58,7 @@ def test_a_crash_is_spared_and_told_once_while_its_model_loads(stub, is_loaded):
     told = []
     watch = StubWatch(os.getpid())
     watch.spare_loads(is_ok, told.append)
+    stub = start_stub()
     watch.crashed()
     end(stub)
     crash = Crash("cut_0_0", -signal.SIGKILL)
@@ -52,9 +67,48 @@ def test_a_crash_is_spared_and_told_once_while_its_model_loads(stub, is_loaded):
     assert told == [crash] * (not is_loaded)
 
 
+@pytest.mark.parametrize("is_ready", [True, False])
+def test_a_crash_of_a_stub_that_was_never_seen_is_spared_while_the_server_is_not_ready(start_stub, is_ready):
+    def is_ok(path):
+        assert path == "/v2/health/ready"
+        return is_ready
+
+    told = []
+    watch = StubWatch(os.getpid())
+    watch.spare_loads(is_ok, told.append)
+    end(start_stub())
+    watch.crashed()
+    crash = Crash("an unnamed model", -signal.SIGKILL)
+    assert watch.crashed() == [crash] * is_ready
+    assert told == [crash] * (not is_ready)
+
+
+def test_a_crash_of_the_newer_of_two_stubs_of_an_instance_is_spared(start_stub):
+    """Triton loads a version anew beside the old one, which serves until then."""
+    told = []
+    watch = StubWatch(os.getpid())
+    watch.spare_loads(lambda path: True, told.append)
+    start_stub()
+    newer = start_stub()
+    watch.crashed()
+    end(newer)
+    assert [watch.crashed(), watch.crashed()] == [[], []]
+    assert told == [Crash("cut_0_0", -signal.SIGKILL)]
+
+
+def test_a_crash_of_a_helper_of_a_ready_model_is_spared(start_stub):
+    told = []
+    watch = StubWatch(os.getpid())
+    watch.spare_loads(lambda path: True, told.append)
+    helper = start_stub("cut")
+    watch.crashed()
+    end(helper)
+    assert [watch.crashed(), watch.crashed()] == [[], []]
+    assert told == [Crash("cut", -signal.SIGKILL)]
+
+
 def test_a_stub_that_ran_before_loads_are_spared_is_an_instance(stub):
     watch = StubWatch(os.getpid())
-    watch.crashed()
     watch.spare_loads(lambda path: False, [].append)
     end(stub)
     watch.crashed()
