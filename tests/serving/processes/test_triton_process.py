@@ -1,14 +1,15 @@
 """The process of tritonserver: how it ends, by itself or when it is told to."""
 
+import contextlib
 import fcntl
 import os
 import re
 import signal
 import subprocess
 import sys
-import threading
 import time
 import urllib.request
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +19,8 @@ import pytest
 from carnelian_serving.endings import has_ended
 from carnelian_serving.errors import ServerError
 from carnelian_serving.installation import find_installation
+from carnelian_serving.launcher import Server
+from carnelian_serving.stubs import find_instance
 
 DEAF_PARENT = [
     *(sys.executable, "-c"),
@@ -45,47 +48,81 @@ input { name: "X" data_type: TYPE_FP32 dims: [ 1 ] }
 output { name: "Y" data_type: TYPE_FP32 dims: [ 1 ] }
 instance_group { kind: KIND_CPU count: 1 }
 """
-POLL = ("--", "--model-control-mode=poll", "--repository-poll-secs=1")
-CRASHES_LATE = "import os, time; time.sleep(2.5); os.kill(os.getpid(), 11)"
+CRASHES_ONCE_TOLD = """
+import os, time
+while not os.path.exists("{crash}"):
+    time.sleep(0.05)
+os.kill(os.getpid(), 11)
+"""
+
+
+@pytest.fixture
+def stubs_of() -> Callable[[Server], dict[str, psutil.Process]]:
+    """Finds the stubs of a server, by the name of their instance."""
+    children = {}
+
+    def find(server):
+        for child in psutil.Process(server.pid).children():
+            with contextlib.suppress(psutil.Error):
+                if (name := find_instance(child.cmdline())) is not None:
+                    children[name] = child
+        return children
+
+    return find
 
 
 @pytest.mark.parametrize(
     ("file", "options", "process_name"),
     [
         ("forgotten", [], "(an unnamed model|added)"),
-        (CRASHES_LATE, [], "added"),
-        (CRASHES_LATE, ["--disable-auto-complete-config"], "added_0_0"),
+        (CRASHES_ONCE_TOLD, [], "added"),
+        (CRASHES_ONCE_TOLD, ["--disable-auto-complete-config"], "added_0_0"),
     ],
     ids=["no model.py", "helper", "instance"],
 )
 def test_a_model_that_crashes_as_it_is_added_leaves_the_others_serving(
-    cut_repository, tmp_path, add_model, start_command, group_pids, file, options, process_name
+    cut_repository, tmp_path, add_model, make_server, stubs_of, wait_until, file, options, process_name
 ):
-    process, server = start_command(cut_repository, *POLL, *options)
-    [stub] = [pid for pid in group_pids(server) if pid != server]
-    name = "model.py" if file is CRASHES_LATE else "model.txt"
-    add_model(tmp_path, "added", PYTHON_CONFIG, {name: file}).rename(cut_repository / "added")
-    warning = next(line for line in process.stderr if "a model that is loaded while others serve" in line)
-    assert re.search(rf"the process of {process_name} \(SIGSEGV\) has crashed; the others go on", warning)
-    time.sleep(2.5)  # looks at its stubs twice again
-    assert process.poll() is None
-    os.kill(stub, signal.SIGSEGV)
-    _, errors = process.communicate(timeout=25)
-    assert process.returncode == 1
-    assert "the process of cut_0_0 (SIGSEGV) has crashed" in errors
-    assert not group_pids(server)
+    log = []
+    options = ["--model-control-mode=poll", "--repository-poll-secs=1", *options]
+    crash = tmp_path / "crash"
+    name = "model.py" if file is CRASHES_ONCE_TOLD else "model.txt"
+    added = add_model(tmp_path, "added", PYTHON_CONFIG, {name: file.format(crash=crash)})
+    with make_server(cut_repository, triton_options=options, on_log=log.append) as server:
+        added.rename(cut_repository / "added")
+        if name == "model.py":
+            wait_until(lambda: process_name in stubs_of(server))
+        assert server._triton.crashed_instances() == []
+        crash.touch()
+        wait_until(lambda: server._triton.crashed_instances() or any("while others serve" in line for line in log))
+        assert [server._triton.crashed_instances() for _ in range(2)] == [[], []]
+        [warning] = [line for line in log if "a model that is loaded while others serve" in line]
+        assert re.search(rf"the process of {process_name} \(SIGSEGV\) has crashed; the others go on", warning)
+        stubs_of(server)["cut_0_0"].send_signal(signal.SIGSEGV)
+        with pytest.raises(ServerError, match=r"the process of cut_0_0 \(SIGSEGV\) has crashed"):
+            server.wait()
 
 
-def test_a_crashed_instance_of_a_model_that_was_added_ends_the_server(cut_repository, add_model, make_server):
+@pytest.mark.parametrize(
+    ("is_seen", "answers", "process_name"),
+    [(True, True, "added_0_0"), (True, False, "added_0_0"), (False, True, "an unnamed model")],
+    ids=["seen", "no answer", "unseen"],
+)
+def test_a_crashed_instance_of_a_model_that_was_added_ends_the_server(
+    cut_repository, add_model, make_server, stubs_of, is_seen, answers, process_name
+):
     model = "class TritonPythonModel:\n    def execute(self, requests):\n        return []"
     add_model(cut_repository, "added", PYTHON_CONFIG, {"model.py": model})
     options = ["--model-control-mode=explicit", "--load-model=cut"]
     with make_server(cut_repository, triton_options=options) as server:
         load = f"http://{server.http_url}/v2/repository/models/added/load"
         urllib.request.urlopen(urllib.request.Request(load, method="POST"), timeout=60).close()
-        [added] = [stub for stub in psutil.Process(server.pid).children() if "added_0_0" in stub.cmdline()]
-        threading.Timer(2.5, added.send_signal, [signal.SIGSEGV]).start()  # once it has been seen running
-        with pytest.raises(ServerError, match=r"the process of added_0_0 \(SIGSEGV\) has crashed"):
+        if is_seen:
+            server._triton.crashed_instances()
+        if not answers:
+            os.kill(server.pid, signal.SIGSTOP)
+        stubs_of(server)["added_0_0"].send_signal(signal.SIGSEGV)
+        with pytest.raises(ServerError, match=rf"the process of {process_name} \(SIGSEGV\) has crashed"):
             server.wait()
 
 
