@@ -12,6 +12,7 @@ import shutil
 import socket
 import tempfile
 import time
+import urllib.parse
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -292,10 +293,11 @@ class Server:
 
     def _ask(self, path: str, *, unanswered: bool) -> bool:
         """Whether the server answers OK; `unanswered` if it does not answer."""
-        # Not urllib: it would go through a proxy even to this machine's own address.
+        # Not urllib.request: it would go through a proxy even to this machine's own address.
         connection = http.client.HTTPConnection(self._addresses["http"], self._ports["--http-port"], timeout=1)
         try:
-            connection.request("GET", path)
+            # Names of models that are added later may hold anything. Triton does not decode them, so `%` stays.
+            connection.request("GET", urllib.parse.quote(path, safe="/%"))
             return connection.getresponse().status == http.HTTPStatus.OK
         except (OSError, http.client.HTTPException):
             return unanswered

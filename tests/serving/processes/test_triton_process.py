@@ -48,6 +48,7 @@ input { name: "X" data_type: TYPE_FP32 dims: [ 1 ] }
 output { name: "Y" data_type: TYPE_FP32 dims: [ 1 ] }
 instance_group { kind: KIND_CPU count: 1 }
 """
+IDLE = "class TritonPythonModel:\n    def execute(self, requests):\n        return []"
 CRASHES_ONCE_TOLD = """
 import os, time
 while not os.path.exists("{crash}"):
@@ -111,8 +112,7 @@ def test_a_model_that_crashes_as_it_is_added_leaves_the_others_serving(
 def test_a_crashed_instance_of_a_model_that_was_added_ends_the_server(
     cut_repository, add_model, make_server, stubs_of, is_seen, answers, process_name
 ):
-    model = "class TritonPythonModel:\n    def execute(self, requests):\n        return []"
-    add_model(cut_repository, "added", PYTHON_CONFIG, {"model.py": model})
+    add_model(cut_repository, "added", PYTHON_CONFIG, {"model.py": IDLE})
     options = ["--model-control-mode=explicit", "--load-model=cut"]
     with make_server(cut_repository, triton_options=options) as server:
         load = f"http://{server.http_url}/v2/repository/models/added/load"
@@ -124,6 +124,16 @@ def test_a_crashed_instance_of_a_model_that_was_added_ends_the_server(
         stubs_of(server)["added_0_0"].send_signal(signal.SIGSEGV)
         with pytest.raises(ServerError, match=rf"the process of {process_name} \(SIGSEGV\) has crashed"):
             server.wait()
+
+
+def test_a_model_that_was_added_under_any_name_can_be_asked_about(cut_repository, add_model, make_server):
+    with make_server(cut_repository, triton_options=["--model-control-mode=explicit", "--load-model=cut"]) as server:
+        add_model(cut_repository, "a%20b", PYTHON_CONFIG, {"model.py": IDLE})  # the others' stubs do not even start
+        load = f"http://{server.http_url}/v2/repository/models/a%20b/load"
+        urllib.request.urlopen(urllib.request.Request(load, method="POST"), timeout=60).close()
+        names = ("a%20b", "grün", "two words")
+        is_ready = [server._ask(f"/v2/models/{name}/versions/1/ready", unanswered=True) for name in names]
+        assert is_ready == [True, False, False]
 
 
 def test_sigterm_is_heeded_though_the_parent_blocked_it(cut_repository, start_command):
