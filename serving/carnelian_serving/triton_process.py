@@ -112,7 +112,7 @@ class TritonProcess:
             is_ok,
             lambda crash: self.log.tell(
                 f"carnelian-serve: a model that is loaded while others serve must load, but {describe_crash([crash])}; "
-                "the others go on. Until carnelian-serve is started anew, tritonserver may load no more models"
+                "the others go on. Until carnelian-serve is started anew, tritonserver might not load any more"
             ),
         )
 
