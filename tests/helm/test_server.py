@@ -124,11 +124,17 @@ def test_options_that_the_launcher_has_are_no_extra_arguments(option, refusal):
         ("--http-address", "server.host"),
         ("--metrics-address", "server.host"),
         ("--http-restricted-api", "restrictedProtocols"),
-        ("--model-control-mode", "model.load"),
     ],
 )
 def test_the_refusal_of_an_extra_argument_names_the_value(option, value, refusal):
     assert f"and set {value}\n" in refusal(f"server.extraArgs={{{option}=1}}")
+
+
+@pytest.mark.parametrize("mode", ["explicit", "poll"])
+def test_the_refusal_of_a_model_control_mode_says_what_it_would_do(mode, refusal):
+    said = refusal(f"server.extraArgs={{--model-control-mode={mode}}}")
+    assert "explicit lets callers load code, and poll reads folders that are half copied" in said
+    assert "and set model.load\n" in said
 
 
 @pytest.mark.parametrize("kind", ["http", "grpc", "metrics"])

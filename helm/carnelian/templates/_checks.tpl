@@ -66,7 +66,11 @@ for the whole. */ -}}
 {{- $name := splitList "=" . | first -}}
 {{- range $option, $value := $values -}}
 {{- if hasPrefix $name $option -}}
-{{- $why := hasPrefix "--allow-" $option | ternary "but its port is for probes, Services and monitors" "which the chart sets itself" -}}
+{{- $why := "which the chart sets itself" -}}
+{{- if hasPrefix "--allow-" $option -}}{{- $why = "but its port is for probes, Services and monitors" -}}{{- end -}}
+{{- if eq "--model-control-mode" $option -}}
+{{- $why = "but explicit lets callers load code, and poll reads folders that are half copied" -}}
+{{- end -}}
 {{- fail (printf "server.extraArgs has %s, %s; remove it%s" $option $why (empty $value | ternary "" (printf ", and set %s" $value))) -}}
 {{- end -}}
 {{- end -}}
