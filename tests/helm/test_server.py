@@ -184,6 +184,12 @@ def test_a_memory_limit_that_shared_memory_alone_may_fill_is_refused(limit, refu
     assert "may hold 896Mi" in refusal(f"resources.limits.memory={limit}", "resources.requests.memory=1")
 
 
+def test_the_refusal_of_a_memory_limit_shows_a_number_as_it_was_written(call_helm, chart, tmp_path):
+    (tmp_path / "values.yaml").write_text("resources: {limits: {memory: 500000000}, requests: {memory: 1}}")
+    done = call_helm("template", "speech", str(chart), f"--values={tmp_path}/values.yaml")
+    assert "resources.limits.memory is 500000000, but" in done.stderr
+
+
 @pytest.mark.parametrize("limit", ["897Mi", "0.876Gi", "940M", "1T", "939524097", "null"])
 def test_a_memory_limit_above_shared_memory_is_taken(limit, render):
     limits = render(f"resources.limits.memory={limit}").server["resources"]["limits"]

@@ -210,8 +210,10 @@ for the whole. */ -}}
 {{- $section := index . 0 -}}
 {{- $size := index . 2 -}}
 {{- with dig "limits" "memory" "" (index . 1) -}}
+{{- /* Of a values file, a number is a float, which would be printed as 5e+08. */ -}}
+{{- $limit := kindIs "float64" . | ternary (int64 .) . -}}
 {{- if le (include "carnelian.bytes" . | int64) (include "carnelian.bytes" $size | int64) -}}
-{{- fail (printf "%sresources.limits.memory is %v, but /dev/shm, which counts as memory, may hold %s, so the container would be killed before that is full; raise it, or lower %ssharedMemory" $section . $size $section) -}}
+{{- fail (printf "%sresources.limits.memory is %v, but /dev/shm, which counts as memory, may hold %s, so the container would be killed before that is full; raise it, or lower %ssharedMemory" $section $limit $size $section) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
