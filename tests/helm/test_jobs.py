@@ -260,8 +260,11 @@ def test_processes_of_a_training_pod_share_the_cores_that_it_requests(values, th
     assert given == ([threads] if threads else [])
 
 
-def test_training_without_a_volume_or_memory_for_its_own_is_refused(refusal):
+def test_training_without_a_volume_is_refused(refusal):
     assert "name a claim" in refusal("training.enabled=true")
+
+
+def test_a_memory_limit_that_training_s_shared_memory_alone_may_fill_is_refused(refusal):
     assert "lower training.sharedMemory" in refusal("training.resources.limits.memory=8Gi", case="jobs")
 
 
