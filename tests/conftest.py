@@ -22,10 +22,12 @@ from typing import Any
 
 import numpy as np
 import onnx
+import psutil
 import pytest
 import sentencepiece
 from carnelian_serving.addresses import held_ports
 from carnelian_serving.launcher import Server
+from carnelian_serving.stubs import find_instance
 from tritonclient import grpc as triton
 from tritonclient.utils import np_to_triton_dtype
 
@@ -284,6 +286,23 @@ def call(
     yield run
     for number, handler in handlers.items():  # commands set their own
         signal.signal(number, handler)
+
+
+@pytest.fixture(scope="session")
+def stubs_of() -> Callable[[Server | ContainerServer], dict[str, psutil.Process]]:
+    """Finds the processes of a server's Python instances, by the instances' names."""
+
+    def find(server: Server | ContainerServer) -> dict[str, psutil.Process]:
+        if isinstance(server, ContainerServer):
+            pytest.skip("the server is in a container, where its processes cannot be seen")
+        stubs = {}
+        for child in psutil.Process(server.pid).children(recursive=True):
+            with contextlib.suppress(psutil.Error):  # it has ended
+                if (name := find_instance(child.cmdline())) is not None:
+                    stubs[name] = child
+        return stubs
+
+    return find
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import jiwer
 import numpy as np
-import psutil
 import pytest
 import soundfile
 from carnelian_client import (
@@ -26,7 +25,6 @@ from carnelian_client import (
     Transcript,
 )
 from carnelian_client._settings import DEFAULT_MODEL as MODEL
-from carnelian_serving.stubs import find_instance
 
 DEMO_CLIPS = Path(__file__).parents[2] / "demo" / "clips"
 RATE = 16_000
@@ -202,12 +200,9 @@ def test_a_wrong_model_is_named(client, clip):
         assert type(caught.value) is ServerError
 
 
-def test_a_full_queue_is_waited_out(server, clip, reference, caplog, wait_until):
+def test_a_full_queue_is_waited_out(server, clip, reference, caplog, stubs_of, wait_until):
     """The entry stage refuses what its queue cannot hold, and the retries bring all of it through."""
-    if not hasattr(server, "pid"):
-        pytest.skip("the processes of a container cannot be stopped from here")
-    stubs = psutil.Process(server.pid).children(recursive=True)
-    decoders = [stub for stub in stubs if (find_instance(stub.cmdline()) or "").startswith("audio_decode")]
+    decoders = [stub for name, stub in stubs_of(server).items() if name.startswith("audio_decode")]
     patient = RetryPolicy(num_attempts=1000, longest_wait_s=0.5)
     with (
         caplog.at_level(logging.INFO, "carnelian_client"),

@@ -7,11 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pytest
 import soundfile
 from carnelian_serving.launcher import Server
-from carnelian_serving.stubs import find_instance
 from tritonclient.utils import InferenceServerException
 
 CLIPS = Path(__file__).parents[2] / "demo" / "clips"
@@ -38,12 +36,11 @@ def test_the_longest_clip_passes(models):
     assert result["duration"] == pytest.approx(60.0, abs=0.05)
 
 
-def test_the_memory_of_a_long_clip_is_kept_for_the_next_one(server, connect, make_server):
+def test_the_memory_of_a_long_clip_is_kept_for_the_next_one(server, connect, make_server, stubs_of):
     if not isinstance(server, Server):
         pytest.skip("the server is in a container, where its processes cannot be seen")
     with make_server(server.repository, models=["quartznet_demo_pcm"]) as fresh:
-        stubs = psutil.Process(fresh.pid).children()
-        (features,) = (stub for stub in stubs if find_instance(stub.cmdline()) == "quartznet_demo_features_0_0")
+        features = stubs_of(fresh)["quartznet_demo_features_0_0"]
         held = []
         for seconds in (20, 20, 2, 2, 2):
             transcribe(connect(fresh.grpc_url), [np.zeros(seconds * RATE_HZ, np.float32)], [seconds * RATE_HZ])
@@ -51,18 +48,15 @@ def test_the_memory_of_a_long_clip_is_kept_for_the_next_one(server, connect, mak
         assert held[-1] >= held[1]  # 1 to 14 MiB less without `KEPT_MEMORY`
 
 
-def test_the_memory_of_a_recording_that_is_far_too_long_is_given_back(server, models):
-    if not isinstance(server, Server):
-        pytest.skip("the server is in a container, where its processes cannot be seen")
-    children = psutil.Process(server.pid).children()
-    stubs = [process for process in children if "audio_decode" in (find_instance(process.cmdline()) or "")]
-    assert len(stubs) == 4
-    before = sum(process.memory_info().rss for process in stubs)
+def test_the_memory_of_a_recording_that_is_far_too_long_is_given_back(server, models, stubs_of):
+    decoders = [stub for name, stub in stubs_of(server).items() if name.startswith("audio_decode")]
+    assert len(decoders) == 4
+    before = sum(decoder.memory_info().rss for decoder in decoders)
     for seconds in (600, *[1] * 8):  # an instance gives it back with its next clip
         file = io.BytesIO()
         soundfile.write(file, np.zeros(seconds * 48_000, np.int16), 48_000, format="FLAC")
         models.infer("audio_decode", AUDIO=np.frombuffer(file.getvalue(), np.uint8)[None])
-    after = sum(process.memory_info().rss for process in stubs)
+    after = sum(decoder.memory_info().rss for decoder in decoders)
     assert after - before < 50 * 2**20  # 110 MiB with DALI's pool
 
 

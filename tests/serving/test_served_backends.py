@@ -7,10 +7,8 @@ import urllib.request
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pytest
 import soundfile
-from carnelian_serving.stubs import find_instance
 from tritonclient.utils import InferenceServerException
 
 
@@ -184,19 +182,18 @@ def test_a_failing_request_fails_alone(client):
     assert "out of data bounds" in str(bad)
 
 
-def test_no_thread_of_an_instance_is_bound_to_a_core(tiny_server):
+def test_no_thread_of_an_instance_is_bound_to_a_core(tiny_server, stubs_of):
     """ONNX Runtime binds those that it counts itself, but not their caller, which then shares a core with one."""
-    instances = {find_instance(process.cmdline()): process for process in psutil.Process(tiny_server.pid).children()}
-    threads = instances["large_0_0"].threads()
+    threads = stubs_of(tiny_server)["large_0_0"].threads()
     assert {frozenset(os.sched_getaffinity(thread.id)) for thread in threads} == {frozenset(os.sched_getaffinity(0))}
 
 
-def test_an_instance_keeps_its_weights_once(tiny_server):
+def test_an_instance_keeps_its_weights_once(tiny_server, stubs_of):
     """ONNX Runtime reads them, and packs them anew for its kernels."""
     held = {}
-    for process in psutil.Process(tiny_server.pid).children():
-        status = Path(f"/proc/{process.pid}/status").read_text()
-        held[find_instance(process.cmdline())] = int(status.partition("RssAnon:")[2].split()[0]) / 1024
+    for name, stub in stubs_of(tiny_server).items():
+        status = Path(f"/proc/{stub.pid}/status").read_text()
+        held[name] = int(status.partition("RssAnon:")[2].split()[0]) / 1024
     assert held["large_0_0"] - held["lookup_0_0"] < 1.5 * 64
 
 

@@ -10,7 +10,6 @@ import shlex
 import signal
 from pathlib import Path
 
-import psutil
 import pytest
 import yaml
 from carnelian_perf.accuracy.served import measure as measure_accuracy
@@ -26,7 +25,6 @@ from carnelian_perf.sweeps.results import RESULT, Result, read_results
 from carnelian_perf.sweeps.run import run_grid
 from carnelian_perf.sweeps.target import Target
 from carnelian_perf.sweeps.transcripts import check_answers, transcribe_file
-from carnelian_serving.stubs import find_instance
 from tritonclient import grpc
 
 MANIFEST = Path(__file__).parents[3] / "demo/clips/manifest.jsonl"
@@ -176,11 +174,10 @@ def test_server_that_stands_still_ends_the_sweep(make_grid, another, tmp_path, m
 
 
 @pytest.mark.usefixtures("program")
-def test_stage_that_dies_ends_the_sweep(make_grid, shipped, tmp_path, monkeypatch):
+def test_stage_that_dies_ends_the_sweep(make_grid, shipped, tmp_path, monkeypatch, stubs_of):
     def kill(*given):
-        for process in psutil.Process(server.pid).children(recursive=True):
-            if find_instance(process.cmdline()) == "quartznet_demo_acoustic_0_0":
-                process.kill()
+        if acoustic := stubs_of(server).get("quartznet_demo_acoustic_0_0"):
+            acoustic.kill()
         return run(*given)
 
     run = perf_analyzer.run

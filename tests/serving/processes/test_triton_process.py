@@ -1,6 +1,5 @@
 """The process of tritonserver: how it ends, by itself or when it is told to."""
 
-import contextlib
 import fcntl
 import os
 import re
@@ -9,18 +8,14 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pytest
 from carnelian_serving.endings import has_ended
 from carnelian_serving.errors import ServerError
 from carnelian_serving.installation import find_installation
-from carnelian_serving.launcher import Server
-from carnelian_serving.stubs import find_instance
 
 DEAF_PARENT = [
     *(sys.executable, "-c"),
@@ -55,21 +50,6 @@ while not os.path.exists("{crash}"):
     time.sleep(0.05)
 os.kill(os.getpid(), 11)
 """
-
-
-@pytest.fixture
-def stubs_of() -> Callable[[Server], dict[str, psutil.Process]]:
-    """Finds the stubs of a server, by the name of their instance."""
-    children = {}
-
-    def find(server):
-        for child in psutil.Process(server.pid).children():
-            with contextlib.suppress(psutil.Error):
-                if (name := find_instance(child.cmdline())) is not None:
-                    children[name] = child
-        return children
-
-    return find
 
 
 @pytest.mark.parametrize(
