@@ -3,6 +3,8 @@
 oneDNN computes the result and the input's gradient of a depthwise convolution about as fast as the machine can, but its
 weight gradient takes several times as long as both, up to 20 times with QuartzNet's wide kernels: it was most of a
 training step. `perf/results/quartznet_15x5_training.md` has the ratios.
+
+All of it is in float32, because oneDNN's depthwise kernels for bfloat16 take twice as long.
 """
 
 import functools
@@ -26,8 +28,12 @@ Array = npt.NDArray[np.float32]
 
 
 def convolve_depthwise(x: Tensor, weight: Tensor, stride: int) -> Tensor:
-    """Convolve `x` [batch, channels, 1, frames] with `weight` [channels, 1, 1, kernel], kernel odd, "same" padding."""
-    result: Tensor = _DepthwiseConv.apply(x, weight, stride)  # type: ignore[no-untyped-call]
+    """Convolve `x` [batch, channels, 1, frames] with `weight` [channels, 1, 1, kernel], kernel odd, "same" padding.
+
+    Under autocast, too, the result is float32.
+    """
+    with torch.autocast("cpu", enabled=False):
+        result: Tensor = _DepthwiseConv.apply(x.float(), weight, stride)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -45,8 +51,8 @@ class _DepthwiseConv(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             grad_x, _, _ = torch.ops.aten.convolution_backward(
                 grad,
-                x.to(grad.dtype),
-                weight.to(grad.dtype),
+                x,
+                weight,
                 None,
                 [1, ctx.stride],
                 [0, weight.shape[3] // 2],
@@ -82,8 +88,8 @@ def weight_gradient(x: Tensor, grad: Tensor, stride: int, kernel: int) -> Tensor
     """Compute the gradient of a depthwise convolution's weight: [channels, 1, 1, kernel] float32.
 
     Args:
-        x: [batch, channels, 1, frames], the input.
-        grad: [batch, channels, 1, frames'], the gradient of the result.
+        x: [batch, channels, 1, frames] float32, the input.
+        grad: [batch, channels, 1, frames'] float32, the gradient of the result.
         stride: frames of the input per frame of the result.
         kernel: width of the kernel in frames, odd.
     """
@@ -106,7 +112,7 @@ def _pool(threads: int) -> ThreadPoolExecutor:
 
 def _rows(x: Tensor) -> Array:
     # [B, C, 1, T] -> [B, T, C]: a view if `x` is channels last
-    rows: Array = x.squeeze(2).transpose(1, 2).float().contiguous().numpy()
+    rows: Array = x.squeeze(2).transpose(1, 2).contiguous().numpy()
     return rows
 
 

@@ -97,10 +97,14 @@ class MaskedConv(nn.Conv2d):
         if dilation == 1:
             is_pointwise = self.kernel_size[1] == self.stride[1] == 1
             # TorchInductor (2.13) fails on views whose sizes it does not know.
-            may_fold = trains_on_cpu and is_pointwise and not torch.compiler.is_compiling()
-            if may_fold and 0 < x.shape[0] < FOLD and x.shape[3] % FOLD == 0:
-                # [B, C, 1, T] -> [16 B, C, 1, T / 16] and back: views if `x` is channels last
-                return _refold(super().forward(_refold(x, FOLD * x.shape[0])), x.shape[0])
+            if trains_on_cpu and is_pointwise and not torch.compiler.is_compiling():
+                if _uses_bfloat16():
+                    # oneDNN's matrix product in bfloat16 is never slower than its 1x1 convolution; with AMX, up to ten
+                    # times as fast. [B, C, 1, T] -> [B, 1, T, C'] -> [B, C', 1, T]: views if `x` is channels last
+                    return F.linear(x.permute(0, 2, 3, 1), self.weight.flatten(1), self.bias).permute(0, 3, 1, 2)
+                if 0 < x.shape[0] < FOLD and x.shape[3] % FOLD == 0:
+                    # [B, C, 1, T] -> [16 B, C, 1, T / 16] and back: views if `x` is channels last
+                    return _refold(super().forward(_refold(x, FOLD * x.shape[0])), x.shape[0])
             if is_ours:
                 return self._convolve_depthwise(x)
             return super().forward(x)
@@ -140,6 +144,10 @@ def use_gpu_kernels(network: nn.Module, device: torch.device) -> list[MaskedConv
     for conv in depthwise:
         conv.uses_triton = True
     return depthwise
+
+
+def _uses_bfloat16() -> bool:
+    return torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") == torch.bfloat16
 
 
 def _refold(x: Tensor, batch: int) -> Tensor:
