@@ -94,7 +94,8 @@ def _go_forward(network: CtcNetwork, config: Config, duration_s: float) -> None:
 def measure_peak(precision: str) -> float:
     """Measure the best rate of a 1x1 convolution in GFLOP/s: most of a step's operations are such.
 
-    It is the best rate, not the median, because it stands for what the machine can do when nothing disturbs it.
+    It is the best rate, not the median, because it stands for what the machine can do when nothing disturbs it; and the
+    better one of PyTorch's convolution and matrix product, which with AMX is several times as fast.
     """
     device = find_device()
     batch, channels = (512, 2048) if device.type == "cuda" else (64, 512)
@@ -102,7 +103,9 @@ def measure_peak(precision: str) -> float:
     dtype = DTYPES[precision]
     x = torch.randn(batch, channels, 1, 64, device=device, dtype=dtype).to(memory_format=torch.channels_last)
     weight = torch.randn(channels, channels, 1, 1, device=device, dtype=dtype)
-    return 2 * x.numel() * channels / _best_s(lambda: F.conv2d(x, weight), device) / 1e9
+    rows, matrix = x.permute(0, 2, 3, 1), weight.flatten(1)
+    ways = (lambda: F.conv2d(x, weight), lambda: F.linear(rows, matrix))
+    return 2 * x.numel() * channels / min(_best_s(way, device) for way in ways) / 1e9
 
 
 def measure_onnx_peak(threads: int) -> float:
