@@ -186,6 +186,44 @@ def test_training_on_a_gpu_is_as_fast_as_its_raw_files_say():
         assert shown[3] in ("", f"{int(batch) / least_s:.0f}")
 
 
+@pytest.mark.parametrize(
+    ("heading", "columns"),
+    [
+        (
+            "| step of QuartzNet 15x5, clips of 7 s",
+            [
+                ("quartznet_15x5_training", "fp32", 4),
+                ("quartznet_15x5_training", "bf16", 4),
+                ("quartznet_15x5_batch16_training", "fp32", 16),
+            ],
+        ),
+        (
+            "| | 15x5, float32 | 15x5, bf16 | demo model",
+            [
+                (f"quartznet_{name}_amx_training", precision, 4)
+                for name in ("15x5", "demo")
+                for precision in ("fp32", "bf16")
+            ],
+        ),
+    ],
+)
+def test_training_on_a_cpu_takes_as_long_as_its_raw_files_say(heading, columns):
+    found = []
+    for name, precision, batch in columns:
+        raw = json.loads(read(f"perf/results/{name}.json"))
+        cpu_ms = [
+            1e3 * statistics.median(result["cpu_s"])
+            for form in ("Conv1d, eager", "Carnelian")
+            for result in raw["results"]
+            if result["cell"] == {"form": form, "precision": precision, "batch": batch, "processes": 1}
+        ]
+        (floor,) = [f for f in raw["floors"] if (f["precision"], f["batch"]) == (precision, batch)]
+        least_s = max(floor["gflop"] / raw["gflop_per_s"][precision], floor["gbyte"] / raw["gbyte_per_s"])
+        found.append([*(f"{ms:.0f}" for ms in cpu_ms), f"{cpu_ms[0] / cpu_ms[1]:.2f}", f"{1e3 * least_s:.0f}"])
+    shown = [cells[1:] for cells in rows_of("perf/docs/training.md", heading)]
+    assert shown == [list(row) for row in zip(*found, strict=True)]
+
+
 def training_rates(raw: str, precision: str, batch: int, form: str = "Carnelian") -> list[float]:
     """Clips a second in the median step; nothing if that was not measured."""
     cell = {"form": form, "precision": precision, "batch": batch, "processes": 1}
