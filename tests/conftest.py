@@ -54,7 +54,8 @@ tiny (int64[rows, time] TOKENS, int64[rows] TOKEN_LENGTH) => (float[rows] LOG_PR
 
 Answer = dict[str, np.ndarray]
 
-if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # as of `nohup make test`; commands would inherit that
+# Commands that are tested would inherit to ignore it, as under `nohup make test`. Workers do not inherit the handler.
+if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN or "PYTEST_XDIST_WORKER" in os.environ:
     signal.signal(signal.SIGHUP, lambda *_: None)
 # Many tests ask for equal bits, or for the words of a machine without a GPU.
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")

@@ -297,7 +297,7 @@ class Server:
         connection = http.client.HTTPConnection(self._addresses["http"], self._ports["--http-port"], timeout=1)
         try:
             # Names of models that are added later may hold anything. Triton does not decode them, so `%` stays.
-            connection.request("GET", urllib.parse.quote(path, safe="/%"))
+            connection.request("GET", urllib.parse.quote(path, safe="/%", errors="surrogateescape"))
             return connection.getresponse().status == http.HTTPStatus.OK
         except (OSError, http.client.HTTPException):
             return unanswered

@@ -62,8 +62,8 @@ class StubWatch:
     def spare_loads(self, is_ok: Callable[[str], bool], on_failed: Callable[[Crash], None]) -> None:
         """From now on, let :meth:`crashed` leave out stubs of models that are still to be loaded.
 
-        Those are stubs of versions that are not ready, and helpers. A stub that ended before it was seen running may be
-        either or neither: it is left out while any model is not ready, as the one that it was to load is.
+        Those are stubs of versions that are not ready, helpers, and stubs that ended before they were seen running.
+        Readiness does not tell what the last were to load: while a model is loaded anew, its old version is ready.
 
         Args:
             is_ok: Whether the server answers OK on a path, as `/v2/models/demo/versions/1/ready`. It is not asked about
@@ -91,19 +91,19 @@ class StubWatch:
                     if pid in self._stubs or _STUB.startswith(name):
                         ended[pid] = os.waitstatus_to_exitcode(int(fields[_EXIT_FIELD]))
                 elif pid not in self._stubs:
-                    command = (_PROC / str(pid) / "cmdline").read_text().split("\0")
+                    command = (_PROC / str(pid) / "cmdline").read_text(errors="surrogateescape").split("\0")
                     instance = find_instance(command)
                     if instance is not None:  # None: between fork and exec
                         self._stubs[pid] = _Stub(Path(command[_MODEL_ARGUMENT]), instance)
         uncollected, self._uncollected = ended.keys() & self._uncollected, set(ended)
         self._told &= uncollected
         crashes = []
-        for pid in uncollected:
+        for pid in uncollected - self._told:
             stub = self._stubs.get(pid)
             crash = Crash(stub.instance if stub else "an unnamed model", ended[pid])
             if self._was_loaded(pid, ended):
                 crashes.append(crash)
-            elif self._on_failed_load is not None and pid not in self._told:
+            elif self._on_failed_load is not None:
                 self._told.add(pid)
                 self._on_failed_load(crash)
         return sorted(crashes)
@@ -113,7 +113,7 @@ class StubWatch:
         if self._is_ok is None or pid in self._loaded:
             return True
         if (stub := self._stubs.get(pid)) is None:
-            return self._is_ok("/v2/health/ready")
+            return False
         model, version = stub.path.parts[-3:-1]
         # Until a version is loaded anew, its old instance serves.
         is_replaced = any(other == stub for key, other in self._stubs.items() if key not in ended)

@@ -135,6 +135,8 @@ def test_the_refusal_of_a_model_control_mode_says_what_it_would_do(mode, refusal
     said = refusal(f"server.extraArgs={{--model-control-mode={mode}}}")
     assert "explicit lets callers load code, and poll reads folders that are half copied" in said
     assert "and set model.load\n" in said
+    said = refusal(f"server.extraArgs={{--model-control-mode={mode}}}", "model.load={quartznet_demo}")
+    assert "server.extraArgs has --model-control-mode, which the chart sets itself; remove it" in said
 
 
 @pytest.mark.parametrize("kind", ["http", "grpc", "metrics"])
@@ -184,10 +186,11 @@ def test_a_memory_limit_that_shared_memory_alone_may_fill_is_refused(limit, refu
     assert "may hold 896Mi" in refusal(f"resources.limits.memory={limit}", "resources.requests.memory=1")
 
 
-def test_the_refusal_of_a_memory_limit_shows_a_number_as_it_was_written(call_helm, chart, tmp_path):
-    (tmp_path / "values.yaml").write_text("resources: {limits: {memory: 500000000}, requests: {memory: 1}}")
+@pytest.mark.parametrize("number", ["500000000", "0.5"])
+def test_the_refusal_of_a_memory_limit_shows_a_number_as_it_was_written(number, call_helm, chart, tmp_path):
+    (tmp_path / "values.yaml").write_text(f"resources: {{limits: {{memory: {number}}}, requests: {{memory: 1}}}}")
     done = call_helm("template", "speech", str(chart), f"--values={tmp_path}/values.yaml")
-    assert "resources.limits.memory is 500000000, but" in done.stderr
+    assert f"resources.limits.memory is {number}, but" in done.stderr
 
 
 @pytest.mark.parametrize("limit", ["897Mi", "0.876Gi", "940M", "1T", "939524097", "null"])

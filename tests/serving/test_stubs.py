@@ -18,8 +18,8 @@ def start_stub(tmp_path):
     executable.symlink_to(sys.executable)
     started = []
 
-    def start(instance="cut_0_0"):
-        arguments = [executable.name, str(program), *"234567", instance]
+    def start(instance="cut_0_0", program=program):
+        arguments = [executable.name, program, *"234567", instance]
         process = subprocess.Popen(arguments, executable=executable, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         started.append(process)
         process.stdout.readline()
@@ -67,20 +67,40 @@ def test_a_crash_is_spared_and_told_once_while_its_model_loads(start_stub, is_lo
     assert told == [crash] * (not is_loaded)
 
 
-@pytest.mark.parametrize("is_ready", [True, False])
-def test_a_crash_of_a_stub_that_was_never_seen_is_spared_while_the_server_is_not_ready(start_stub, is_ready):
-    def is_ok(path):
-        assert path == "/v2/health/ready"
-        return is_ready
-
+def test_a_crash_of_a_stub_that_was_never_seen_is_spared(start_stub):
     told = []
     watch = StubWatch(os.getpid())
-    watch.spare_loads(is_ok, told.append)
+    watch.spare_loads(lambda path: True, told.append)
     end(start_stub())
+    assert [watch.crashed(), watch.crashed()] == [[], []]
+    assert told == [Crash("an unnamed model", -signal.SIGKILL)]
+
+
+def test_a_crash_that_was_spared_stays_so_when_its_version_is_loaded_after_all(start_stub):
+    is_ready = False
+    watch = StubWatch(os.getpid())
+    watch.spare_loads(lambda path: is_ready, lambda crash: None)
+    stub = start_stub()
     watch.crashed()
-    crash = Crash("an unnamed model", -signal.SIGKILL)
-    assert watch.crashed() == [crash] * is_ready
-    assert told == [crash] * (not is_ready)
+    end(stub)
+    assert [watch.crashed(), watch.crashed()] == [[], []]
+    is_ready = True
+    assert watch.crashed() == []
+
+
+def test_the_name_of_a_model_may_be_no_utf_8(start_stub, tmp_path):
+    program = tmp_path / os.fsdecode(b"gr\xfcn") / "1" / "model.py"
+    program.parent.mkdir(parents=True)
+    program.write_text("print(flush=True); input()")
+    asked = []
+    watch = StubWatch(os.getpid())
+    watch.spare_loads(lambda path: asked.append(path) or True, lambda crash: None)
+    stub = start_stub(program=program)
+    watch.crashed()
+    end(stub)
+    watch.crashed()
+    assert watch.crashed() == [Crash("cut_0_0", -signal.SIGKILL)]
+    assert asked == [os.fsdecode(b"/v2/models/gr\xfcn/versions/1/ready")]
 
 
 def test_a_crash_of_the_newer_of_two_stubs_of_an_instance_is_spared(start_stub):

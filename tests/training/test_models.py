@@ -216,18 +216,18 @@ def test_folding_time_into_small_batches_changes_no_score_and_no_gradient(length
         torch.testing.assert_close(folded, plain, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("bias", [False, True])
-def test_pointwise_convolutions_in_bfloat16_are_those_of_pytorch(bias):
+@pytest.mark.parametrize(("out_channels", "groups", "bias"), [(24, 1, False), (24, 1, True), (16, 16, False)])
+def test_convolutions_of_width_1_in_bfloat16_are_those_of_pytorch(out_channels, groups, bias):
     torch.manual_seed(0)
-    conv = MaskedConv(16, 24, 1, bias=bias).train()
+    conv = MaskedConv(16, out_channels, 1, groups=groups, bias=bias).train()
     x = torch.randn(3, 16, 1, 7).to(memory_format=torch.channels_last).requires_grad_()
-    upstream = torch.randn(3, 24, 1, 7)
+    upstream = torch.randn(3, out_channels, 1, 7)
     found = []
-    for run in (conv, lambda x: F.conv2d(x, conv.weight, conv.bias)):
+    for run in (conv, lambda x: F.conv2d(x, conv.weight, conv.bias, groups=groups)):
         with torch.autocast("cpu", torch.bfloat16):
             result = run(x)
         loss = (result.float() * upstream).sum()
-        found.append((result, *torch.autograd.grad(loss, [x, *conv.parameters()])))
+        found.append((result.float(), *torch.autograd.grad(loss, [x, *conv.parameters()])))
     assert found[0][0].is_contiguous(memory_format=torch.channels_last)
     for ours, reference in zip(*found, strict=True):
         torch.testing.assert_close(ours, reference, atol=0.02, rtol=0.02)

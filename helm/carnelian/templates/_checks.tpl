@@ -68,7 +68,7 @@ for the whole. */ -}}
 {{- if hasPrefix $name $option -}}
 {{- $why := "which the chart sets itself" -}}
 {{- if hasPrefix "--allow-" $option -}}{{- $why = "but its port is for probes, Services and monitors" -}}{{- end -}}
-{{- if eq "--model-control-mode" $option -}}
+{{- if and (eq "--model-control-mode" $option) (not $.Values.model.load) -}}
 {{- $why = "but explicit lets callers load code, and poll reads folders that are half copied" -}}
 {{- end -}}
 {{- fail (printf "server.extraArgs has %s, %s; remove it%s" $option $why (empty $value | ternary "" (printf ", and set %s" $value))) -}}
@@ -211,7 +211,7 @@ for the whole. */ -}}
 {{- $size := index . 2 -}}
 {{- with dig "limits" "memory" "" (index . 1) -}}
 {{- /* Of a values file, a number is a float, which would be printed as 5e+08. */ -}}
-{{- $limit := kindIs "float64" . | ternary (int64 .) . -}}
+{{- $limit := and (kindIs "float64" .) (eq (float64 .) (int64 . | float64)) | ternary (int64 .) . -}}
 {{- if le (include "carnelian.bytes" . | int64) (include "carnelian.bytes" $size | int64) -}}
 {{- fail (printf "%sresources.limits.memory is %v, but /dev/shm, which counts as memory, may hold %s, so the container would be killed before that is full; raise it, or lower %ssharedMemory" $section $limit $size $section) -}}
 {{- end -}}

@@ -95,7 +95,7 @@ class MaskedConv(nn.Conv2d):
         is_depthwise = self.groups == self.in_channels == self.out_channels and self.bias is None
         is_ours = is_depthwise and (trains_on_cpu or (self.uses_triton and self.stride[1] == 1))
         if dilation == 1:
-            is_pointwise = self.kernel_size[1] == self.stride[1] == 1
+            is_pointwise = self.groups == self.kernel_size[1] == self.stride[1] == 1
             # TorchInductor (2.13) fails on views whose sizes it does not know.
             if trains_on_cpu and is_pointwise and not torch.compiler.is_compiling():
                 if _uses_bfloat16():
