@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 from carnelian_serving.endings import has_ended
 from carnelian_serving.errors import ServerError
@@ -84,25 +85,33 @@ def test_a_model_that_crashes_as_it_is_added_leaves_the_others_serving(
             server.wait()
 
 
-@pytest.mark.parametrize(
-    ("is_seen", "answers", "process_name"),
-    [(True, True, "added_0_0"), (True, False, "added_0_0"), (False, True, "an unnamed model")],
-    ids=["seen", "no answer", "unseen"],
-)
+def test_a_model_that_crashes_as_it_is_loaded_anew_goes_on_serving(cut_repository, add_model, make_server, wait_until):
+    log = []
+    added = add_model(cut_repository, "added", PYTHON_CONFIG, {"model.py": IDLE})
+    options = ["--model-control-mode=poll", "--repository-poll-secs=1"]
+    with make_server(cut_repository, exit_timeout_s=1, triton_options=options, on_log=log.append) as server:
+        (added / "1" / "model.py").unlink()
+        children = psutil.Process(server.pid).children
+        wait_until(lambda: any(child.status() == psutil.STATUS_ZOMBIE for child in children()))
+        wait_until(lambda: server._triton.crashed_instances() or any("while others serve" in line for line in log))
+        assert [server._triton.crashed_instances() for _ in range(2)] == [[], []]
+        assert server._ask("/v2/models/added/versions/1/ready", unanswered=False)
+
+
+@pytest.mark.parametrize("answers", [True, False])
 def test_a_crashed_instance_of_a_model_that_was_added_ends_the_server(
-    cut_repository, add_model, make_server, stubs_of, is_seen, answers, process_name
+    cut_repository, add_model, make_server, stubs_of, answers
 ):
     add_model(cut_repository, "added", PYTHON_CONFIG, {"model.py": IDLE})
     options = ["--model-control-mode=explicit", "--load-model=cut"]
     with make_server(cut_repository, triton_options=options) as server:
         load = f"http://{server.http_url}/v2/repository/models/added/load"
         urllib.request.urlopen(urllib.request.Request(load, method="POST"), timeout=60).close()
-        if is_seen:
-            server._triton.crashed_instances()
+        server._triton.crashed_instances()
         if not answers:
             os.kill(server.pid, signal.SIGSTOP)
         stubs_of(server)["added_0_0"].send_signal(signal.SIGSEGV)
-        with pytest.raises(ServerError, match=rf"the process of {process_name} \(SIGSEGV\) has crashed"):
+        with pytest.raises(ServerError, match=r"the process of added_0_0 \(SIGSEGV\) has crashed"):
             server.wait()
 
 
