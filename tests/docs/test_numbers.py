@@ -224,6 +224,22 @@ def test_training_on_a_cpu_takes_as_long_as_its_raw_files_say(heading, columns):
     assert shown == [list(row) for row in zip(*found, strict=True)]
 
 
+def test_what_the_front_page_says_of_a_training_step_is_that_of_the_raw_file():
+    results = json.loads(read("perf/results/quartznet_15x5_training.json"))["results"]
+    cpu_s = {
+        (result["cell"]["form"], result["cell"]["precision"]): statistics.median(result["cpu_s"])
+        for result in results
+        if (result["cell"]["batch"], result["cell"]["processes"]) == (4, 1) and not result["not_run"]
+    }
+    ours, half, plain = (
+        cpu_s[key] for key in (("Carnelian", "fp32"), ("Carnelian", "bf16"), ("Conv1d, eager", "fp32"))
+    )
+    assert (
+        f"takes {ours:.1f} s of CPU time in float32, {plain / ours:.1f} times less than with plain `Conv1d`, "
+        f"and {half:.1f} s in bf16"
+    ) in " ".join(read("README.md").split())
+
+
 def training_rates(raw: str, precision: str, batch: int, form: str = "Carnelian") -> list[float]:
     """Clips a second in the median step; nothing if that was not measured."""
     cell = {"form": form, "precision": precision, "batch": batch, "processes": 1}

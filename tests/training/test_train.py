@@ -162,16 +162,18 @@ def test_all_that_is_not_there_is_named_at_once_before_anything_is_written(tiny_
     assert not (tmp_path / "run").exists()
 
 
-def test_a_training_manifest_whose_files_are_elsewhere_ends_a_run_at_once(tiny_config, changed, tmp_path):
+@pytest.mark.parametrize("num_files", [2, 1])
+def test_a_training_manifest_whose_files_are_elsewhere_ends_a_run_at_once(tiny_config, changed, tmp_path, num_files):
     path = tmp_path / "moved" / "train.jsonl"
     path.parent.mkdir()
     clips = read_manifest(tiny_config.data.dev)[:2]
+    files = [path.parent / "clips" / clip.audio_filepath.name for clip in clips[:num_files]]
     write_manifest(
-        path, [dataclasses.replace(c, audio_filepath=path.parent / "clips" / c.audio_filepath.name) for c in clips]
+        path, [dataclasses.replace(clip, audio_filepath=files[i % num_files]) for i, clip in enumerate(clips)]
     )
     train_on = (*tiny_config.data.train, ManifestConfig(path=path))
     with pytest.raises(
-        ValueError, match=rf"`data\.train\.1\.path`: .* first {len(clips)} none is, such as .*moved/clips/"
+        ValueError, match=rf"`data\.train\.1\.path`: .* first {num_files} none is, such as .*moved/clips/"
     ):
         train(changed(tiny_config, data={"train": train_on}), tmp_path / "run")
     assert not (tmp_path / "run").exists()

@@ -1,7 +1,7 @@
 """NeMo manifests: one JSON object per line with `audio_filepath`, `duration` (s), `text` and optionally `offset` (s).
 
-NeMo, DALI's `readers.nemo_asr` and NVIDIA's DeepLearningExamples read this format. Other fields of a line (`speaker`,
-`source`, ...) are kept in `Clip.extra`.
+NeMo and DALI's `readers.nemo_asr` read this format. Other fields of a line (`speaker`, `source`, ...) are kept in
+`Clip.extra`.
 """
 
 import json

@@ -131,7 +131,7 @@ def read_training_clips(config: Config) -> list[Clip]:
 def _check_place(manifest: Path, clips: Sequence[Clip]) -> None:
     # A missing file is only left out of its batch. If all are missing, an error now spares an epoch of warnings.
     files = list(dict.fromkeys(clip.audio_filepath for clip in clips))[:MAX_FILES_LOOKED_UP]
-    if len(files) > 1 and not any(map(os.path.isfile, files)):
+    if len(clips) > 1 and not any(map(os.path.isfile, files)):
         raise ValueError(
             f"the sound files of usable clips in {manifest} must be there, but of the first {len(files)} none is, "
             f"such as {files[0]}; a relative path begins at the manifest's own folder{other_spelling(files[0])}"
