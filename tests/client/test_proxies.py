@@ -77,8 +77,9 @@ def test_http_passes_nginx_with_a_content_type_that_triton_survives(proxy, wav):
         request = urllib.request.Request(f"{url}/models/quartznet_demo/infer", body, headers)
         with urllib.request.urlopen(request, timeout=60, context=context) as answer:
             assert b"TRANSCRIPT" in answer.read()
-    with pytest.raises(urllib.error.HTTPError, match="404"):
-        urllib.request.urlopen(f"{url}/repository/index", b"", timeout=60, context=context)
+    for closed in ("repository/index", "models/quartznet_demo_ctc/infer", "models/audio_decode/infer"):
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            urllib.request.urlopen(f"{url}/{closed}", b"", timeout=60, context=context)
 
 
 def test_the_script_ends_if_an_event_cannot_be_made(proxy, server):
