@@ -16,7 +16,7 @@ from ._audio import read_all
 from ._errors import CarnelianClientError
 from ._formats import ctm_name
 from ._long import DEFAULT_LONGEST_S, check_longest_piece
-from ._output_cli import deliver_all, name_once, print_text, spell_anything
+from ._output_cli import deliver_all, name_once, prepare_stdout, print_text
 from ._retry import DEFAULT_ATTEMPTS, RetryPolicy
 from ._settings import DEFAULT_CONCURRENCY, DEFAULT_MODEL, DEFAULT_TIMEOUT_S, DEFAULT_URL
 from ._stream import DEFAULT_INTERIM_S, DEFAULT_PAUSE_S, check_interim, check_pause
@@ -155,7 +155,7 @@ def transcribe(
         raise typer.BadParameter("- must be the standard input, but it is closed")
     if out is None and sys.stdout is None:
         raise typer.BadParameter("the standard output must be open, but it is closed; open it, or use --out")
-    spell_anything(kind)
+    prepare_stdout(kind)
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC would write its own lines beside our messages
     try:
         check_longest_piece(longest_piece_s)

@@ -50,9 +50,15 @@ def name_once(file: str, error: Exception) -> str:
     return text if text.startswith((f"{file}: ", f"{file}, from ")) else f"{file}: {text}"
 
 
-def spell_anything(kind: str) -> None:
-    """Let the standard output escape what it cannot encode, in JSON as JSON does: that must not end the command."""
+def prepare_stdout(kind: str) -> None:
+    """Let the standard output write all of a text or fail, and escape what it cannot encode.
+
+    In JSON it does so as JSON does. With PYTHONUNBUFFERED, Python drops what a full disk or a slow pipe does not take.
+    """
     if isinstance(sys.stdout, io.TextIOWrapper):
+        raw: object = sys.stdout.buffer
+        if isinstance(raw, io.RawIOBase):
+            sys.stdout = io.TextIOWrapper(io.BufferedWriter(raw), sys.stdout.encoding, sys.stdout.errors)
         plain = {"strict": "backslashreplace", "surrogateescape": "carnelian"}
         errors = sys.stdout.errors or "strict"
         sys.stdout.reconfigure(errors="carnelian-json" if kind == "json" else plain.get(errors, errors))

@@ -230,6 +230,23 @@ def test_a_full_disk_behind_the_standard_output_is_one_line(endpoint, clip):
     assert b"Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_text_that_the_standard_output_takes_in_part_is_an_error(endpoint, clip, tmp_path, unbuffered):
+    out = tmp_path / "out"
+    out.write_bytes(bytes(1020))
+    with out.open("ab") as opened:
+        done = subprocess.run(
+            ["bash", "-c", 'ulimit -f 1; exec "$@"', "bash", *COMMAND, clip, "--url", endpoint.url],  # 1 KiB
+            stdout=opened,
+            stderr=subprocess.PIPE,
+            env=os.environ | {"PYTHONUNBUFFERED": unbuffered},
+            check=False,
+        )
+    first, *_ = done.stderr.decode().splitlines()
+    assert first == f"carnelian-transcribe: {clip}: the standard output cannot be written: File too large"
+    assert done.returncode != 0
+
+
 def test_an_empty_path_is_no_folder(transcribe, clip, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     status, _, err = transcribe(clip, "--out", "")
