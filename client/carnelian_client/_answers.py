@@ -44,6 +44,11 @@ _OF_THE_REQUEST = (None, "INTERNAL", "INVALID_ARGUMENT", "RESOURCE_EXHAUSTED", "
 """The statuses whose reason may be a clip or an option."""
 
 
+MAX_ANSWER_BYTES = 16 << 20
+"""The longest answer that is read, unpacked: a longer one could fill the memory. 100 readings of a minute, of 50
+characters a second that take four bytes each, have a tenth of it."""
+
+
 class _Wording(NamedTuple):
     pattern: str
     error: type[CarnelianClientError]
@@ -150,6 +155,12 @@ _WORDINGS = (
         "shared memory pool|cannot send more than one response",
         ServerBusy,
         "the server's /dev/shm is full: let it have 1 GiB, or send fewer clips at a time (`concurrency`)",
+    ),
+    _Wording(  # of gRPC on this side
+        "client: received message larger|decompressed message larger",
+        ServerError,
+        f"an answer must have at most {MAX_ANSWER_BYTES >> 20} MiB, which no transcript exceeds; is this a server of "
+        "Carnelian?",
     ),
     _Wording("message larger than max", InvalidAudio, size_advice=SHORTEN_ADVICE),
     _Wording("too little memory for an input", InvalidAudio),

@@ -23,7 +23,7 @@ import grpc
 import grpc.aio
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from ._answers import error_from_answer
+from ._answers import MAX_ANSWER_BYTES, error_from_answer
 from ._errors import CarnelianClientError, ServerError, TransportError, about
 from ._types import TLS, Health, Model, Request, Transcript, transcript_from_result
 
@@ -47,7 +47,7 @@ _CHANNEL_OPTIONS = (
     # rarer than every 5 minutes, or the server ends the connection.
     ("grpc.keepalive_time_ms", 600_000),
     ("grpc.keepalive_timeout_ms", 20_000),
-    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_receive_message_length", MAX_ANSWER_BYTES),
 )
 LINGER_S = 30.0
 """How long a transcription may still wait for its answer when its caller has stopped waiting, in seconds. Triton (2.51

@@ -128,6 +128,18 @@ def test_an_answer_may_be_large(client, triton, wav, answers):
     assert client.transcribe(wav).text == "a"
 
 
+@pytest.mark.parametrize("compression", ["NoCompression", "Gzip"])
+def test_an_answer_that_would_fill_the_memory_is_refused_once(client, triton, wav, make_result, compression):
+    def fill(request, context):
+        context.set_compression(grpc.Compression[compression])
+        return make_result("a") | {"padding": "x" * (17 << 20)}
+
+    triton.answer = fill
+    with pytest.raises(ServerError, match="an answer must have at most 16 MiB"):
+        client.transcribe(wav)
+    assert len(triton.requests) == 1
+
+
 def test_health_readiness_and_models(client):
     assert client.health() == Health(is_live=True, is_ready=False, server_version="2.51.0")
     assert client.is_ready()
