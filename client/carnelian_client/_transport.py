@@ -25,7 +25,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from ._answers import MAX_ANSWER_BYTES, error_from_answer
 from ._errors import CarnelianClientError, ServerError, TransportError, about
-from ._types import TLS, Health, Model, Request, Transcript, transcript_from_result
+from ._types import TLS, Health, Model, Request, Transcript, check_result, transcript_from_result
 
 if TYPE_CHECKING:
     from ._retry import Deadline
@@ -266,10 +266,11 @@ def _transcript(answer: service_pb2.ModelInferResponse) -> Transcript:
         raw = json.loads(encoded[4 : 4 + size])
         if "error" in raw:
             raise error_from_answer(None, raw["error"])
+        check_result(raw)
         return transcript_from_result(raw, answer.id)
     except CarnelianClientError:  # some are also ValueErrors
         raise
-    except (ValueError, KeyError, TypeError, IndexError, struct.error) as error:
+    except (ValueError, KeyError, TypeError, IndexError, RecursionError, struct.error) as error:
         raise ServerError(
             "the answer must hold RESULT, a JSON object as model_repository/result.schema.json has it, "
             f"but its outputs are {names} ({type(error).__name__}: {error}); "

@@ -26,7 +26,7 @@ from carnelian_client._retry import Deadline
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 DEMO_CLIPS = Path(__file__).parents[2] / "demo" / "clips"
-Answer = Callable[[Any, grpc.ServicerContext], dict[str, Any]]
+Answer = Callable[[Any, grpc.ServicerContext], dict[str, Any] | bytes]
 
 
 def result(text: str = "a b") -> dict[str, Any]:
@@ -67,7 +67,8 @@ class ScriptedTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
         try:
             if isinstance(step, tuple):
                 context.abort(grpc.StatusCode[step[0]], step[1])
-            encoded = json.dumps(step(request, context)).encode()
+            found = step(request, context)
+            encoded = found if isinstance(found, bytes) else json.dumps(found).encode()
         finally:
             with self._lock:
                 self.num_running -= 1

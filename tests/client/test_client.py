@@ -2,6 +2,7 @@ import contextlib
 import errno
 import gc
 import io
+import json
 import os
 import queue
 import signal
@@ -101,6 +102,72 @@ def test_an_answer_of_another_kind_of_model_is_a_server_error(client, triton, wa
     triton.script = [lambda request, context: answer]
     with pytest.raises(ServerError):
         client.transcribe(wav)
+
+
+BIG = 10**400
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"text": 5},
+        {"text": "a\x1b[2Jb"},
+        {"text": "a\nb"},
+        {"text": "a\x9bb"},
+        {"text": "\udc9b"},
+        {"model": None},
+        {"confidence": []},
+        {"confidence": True},
+        {"duration": "1"},
+        {"duration": -1.0},
+        {"duration": float("inf")},
+        {"words": None},
+        {"words": [5]},
+        {"words": {"word": 1}},
+        {"alternatives": [[]]},
+        {"alternatives": [{"text": "a", "score": BIG, "acoustic": 0, "language": 0, "hotwords": 0}]},
+        {"alternatives": [{"text": 1, "score": 0, "acoustic": 0, "language": 0, "hotwords": 0}]},
+        {"new": float("nan")},
+        {"new": json.loads("[" * 30 + "]" * 30)},
+        *(
+            {"words": [{"word": "a", "start": 0.0, "end": 0.5, "confidence": 0.9} | wrong]}
+            for wrong in [
+                {"word": 3},
+                {"word": ""},
+                {"word": "a b"},
+                {"word": "a\r"},
+                {"start": "a"},
+                {"start": -1},
+                {"start": float("nan")},
+                {"end": None},
+                {"end": 1e300},
+                {"start": 2.0, "end": 1.0},
+                {"confidence": []},
+                {"confidence": BIG},
+            ]
+        ),
+    ],
+)
+def test_a_result_that_no_format_can_write_is_a_server_error(client, triton, wav, make_result, change):
+    triton.script = [lambda request, context: make_result("a") | change]
+    with pytest.raises(ServerError, match="must hold RESULT"):
+        client.transcribe(wav)
+
+
+def test_a_result_that_nests_deeply_fails_alone(client, triton, wav):
+    deep = b'{"words": ' + b"[" * 200_000 + b"]" * 200_000 + b"}"
+    triton.script = [lambda request, context: deep]
+    first, second = client.transcribe_many([wav, wav], concurrency=1)
+    assert isinstance(first, ServerError)
+    assert isinstance(second, Transcript)
+
+
+@pytest.mark.parametrize("word", ["a\u00a0b", "\u200dx", "\u2028", "\u3000", "\U0001f600", "\u0e35", "'"])
+def test_any_character_that_a_label_may_be_is_heard(client, triton, wav, make_result, word):
+    answer = make_result("a")
+    answer["words"][0]["word"] = answer["text"] = word
+    triton.script = [lambda request, context: answer]
+    assert client.transcribe(wav).words[0].word == word
 
 
 def test_an_error_inside_the_result_is_classified_like_any_other(client, triton, wav):
