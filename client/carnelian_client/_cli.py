@@ -16,7 +16,7 @@ from ._audio import read_all
 from ._errors import CarnelianClientError
 from ._formats import ctm_name
 from ._long import DEFAULT_LONGEST_S, check_longest_piece
-from ._output_cli import deliver_all, name_once, prepare_stdout, print_text
+from ._output_cli import CONTROLS, deliver_all, name_once, prepare_stdout, print_text
 from ._retry import DEFAULT_ATTEMPTS, RetryPolicy
 from ._settings import DEFAULT_CONCURRENCY, DEFAULT_MODEL, DEFAULT_TIMEOUT_S, DEFAULT_URL
 from ._stream import DEFAULT_INTERIM_S, DEFAULT_PAUSE_S, check_interim, check_pause
@@ -192,7 +192,7 @@ def transcribe(
         for failure in failures:
             has_failed = True
             if sys.stderr is not None:  # if it is closed, `print` would use the standard output
-                print(f"carnelian-transcribe: {failure}", file=sys.stderr)
+                print(f"carnelian-transcribe: {failure.translate(CONTROLS)}", file=sys.stderr)
     if has_failed:
         raise typer.Exit(1)
 

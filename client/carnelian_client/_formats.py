@@ -10,6 +10,7 @@ import unicodedata
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from ._types import Transcript, Word
 
@@ -21,6 +22,8 @@ MIN_CUE_S = 1.0
 """The shortest time that a cue is shown, in seconds, unless the next cue comes sooner."""
 NEW_CUE_GAP_S = 0.8
 """The longest pause between two words of a cue, in seconds."""
+
+_JSON_CONTROLS = {code: f"\\u{code:04x}" for code in range(0x7F, 0xA0)}
 
 
 def render(transcript: Transcript, kind: str, file: str) -> str:
@@ -34,8 +37,8 @@ def render(transcript: Transcript, kind: str, file: str) -> str:
     if kind == "text":
         return f"{transcript.text}\n"
     if kind == "json":
-        found = {"file": file, "request_id": transcript.request_id, **transcript.raw}
-        return json.dumps(found, ensure_ascii=False) + "\n"
+        # The server's fields must not replace the name.
+        return json_line({"file": file, "request_id": transcript.request_id, **transcript.raw} | {"file": file})
     if kind == "ctm":
         name = ctm_name(file)
         return "".join(
@@ -52,6 +55,14 @@ def render(transcript: Transcript, kind: str, file: str) -> str:
         lines = _lines(cue) if kind == "srt" else html.escape(_lines(cue), quote=False)
         text += f"{_clock(start_s, point)} --> {_clock(end_s, point)}\n{lines}\n\n"
     return text
+
+
+def json_line(found: dict[str, Any]) -> str:
+    """Write an object as a line of readable JSON, with escapes for the control characters that JSON may have as such.
+
+    They can stand only in its strings.
+    """
+    return json.dumps(found, ensure_ascii=False).translate(_JSON_CONTROLS) + "\n"
 
 
 def ctm_name(file: str) -> str:

@@ -19,8 +19,10 @@ if TYPE_CHECKING:
 
     from ._client import Outcome
 
+CONTROLS = {code: ascii(chr(code))[1:-1] for code in (*range(0x20), *range(0x7F, 0xA0))}
+"""The control characters, which terminals obey, and how they are written for people; for `str.translate`."""
 # For names, which share lines with transcripts.
-_ESCAPES = str.maketrans({"\\": r"\\", "\t": r"\t", "\n": r"\n", "\r": r"\r"})
+_ESCAPES = CONTROLS | {ord("\\"): r"\\"}
 
 
 def deliver_all(

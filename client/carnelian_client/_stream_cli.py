@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import signal
 import sys
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from . import _threads
 from ._errors import CarnelianClientError, InvalidAudio
+from ._formats import json_line
 
 if TYPE_CHECKING:
     from ._stream import Block
@@ -78,7 +78,7 @@ def _line(utterance: Utterance, kind: str) -> str:
             "request_id": transcript.request_id,
             **transcript.raw,
         }
-        return json.dumps(found, ensure_ascii=False) + "\n"
+        return json_line(found)
     final = f"{transcript.text}\n" if utterance.is_final and transcript.text else ""
     if not sys.stdout.isatty():
         return final

@@ -34,12 +34,33 @@ def test_one_file_prints_its_text_alone(transcribe, endpoint, clip, wav):
 
 
 def test_a_name_keeps_to_its_line_and_column(transcribe, endpoint, wav, tmp_path):
-    clips = [tmp_path / "new\nline.wav", tmp_path / "a\ttab.wav"]
+    clips = [tmp_path / "new\nline.wav", tmp_path / "a\ttab.wav", tmp_path / "\x1b[2J.wav"]
     for clip in clips:
         clip.write_bytes(wav)
     _, out, _ = transcribe(*clips, "--url", endpoint.url)
     names = [line.split("\t") for line in out.splitlines()]
-    assert names == [[rf"{tmp_path}/{name}", f"{len(wav)} bytes"] for name in (r"new\nline.wav", r"a\ttab.wav")]
+    assert names == [
+        [rf"{tmp_path}/{name}", f"{len(wav)} bytes"] for name in (r"new\nline.wav", r"a\ttab.wav", r"\x1b[2J.wav")
+    ]
+
+
+def test_nothing_that_the_server_says_commands_the_terminal_or_forges_a_line(
+    transcribe, endpoint, triton, make_result, clip
+):
+    evil = "\x1b]0;OWNED\x07\x9b2J\x7fa\nb.wav\tforged\r"
+    triton.script = [
+        ("INTERNAL", f"in ensemble 'm', {evil}"),
+        lambda request, context: {"error": evil},
+        lambda request, context: make_result("a") | {"text": evil},
+        lambda request, context: make_result("a") | {"new": evil, "file": "b.wav"},
+    ]
+    answers = [transcribe(clip, "--url", endpoint.url) for _ in range(3)]
+    assert [(status, out, err.count("\n")) for status, out, err in answers] == [(1, "", 1)] * 3
+    _, out, _ = transcribe(clip, "--json", "--url", endpoint.url)
+    for line in [*(err for _, _, err in answers), out]:
+        assert line.removesuffix("\n").isprintable()
+    assert r"\x1b]0;OWNED\x07\x9b2J\x7fa\nb.wav\tforged" in answers[0][2]
+    assert (json.loads(out)["new"], json.loads(out)["file"]) == (evil, str(clip))
 
 
 def test_several_files_print_their_names_and_a_bad_one_goes_to_stderr(transcribe, endpoint, clip, wav, tmp_path):
