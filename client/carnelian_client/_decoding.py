@@ -79,13 +79,13 @@ class AudioFile:
         """Read the file to its end; an MP3 without a count of frames may end in half a frame, or in a tag.
 
         Raises:
-            InvalidAudio: the file has no samples, or another one follows it; or it is FLAC that ends before its end.
+            InvalidAudio: the file has no samples, or another one follows it; or it is FLAC or Ogg and counts more.
         """
         import soundfile
 
         is_uncounted = isinstance(self._file, Uncounted)
-        # Behind the last frame of FLAC may be a tag, which libsndfile takes for damage.
-        is_counted = self._source.format == "FLAC" and self._source.frames < _UNKNOWN_FRAMES
+        # libsndfile takes a tag behind the last frame of FLAC for damage, and leaves damaged pages of Ogg out.
+        is_counted = self._source.format in ("FLAC", "OGG") and self._source.frames < _UNKNOWN_FRAMES
         left = self._source.frames if is_counted else sys.maxsize
         num_blocks = 0
         # Not by `source.blocks()`, which repeats its last block if a header claims more than there is.
@@ -104,8 +104,8 @@ class AudioFile:
             num_blocks += 1
         if is_counted and left:
             raise InvalidAudio(
-                f"it must have the {self._source.frames} samples that its header counts, but {left} are missing: the "
-                "file is cut short"
+                f"it must have the {self._source.frames} samples that it counts, but {left} are missing: the file is "
+                "damaged or cut short"
             )
         if self._source.format == "MP3" and goes_on(self._file):
             raise InvalidAudio(

@@ -53,6 +53,10 @@ def file_of(samples, kind="WAV", subtype=None, rate=RATE):
     return sink.getvalue()
 
 
+def flipped(data, place):
+    return data[:place] + bytes([data[place] ^ 255]) + data[place + 1 :]
+
+
 def blocks_of(samples, size):
     return (samples[i : i + size] for i in range(0, len(samples), size))
 
@@ -135,9 +139,17 @@ def test_what_is_behind_the_last_frame_of_flac_is_no_damage(flac, talk, behind):
 def test_flac_that_is_cut_between_two_frames_is_an_error(flac):
     frame = flac.rindex(b"\xff\xf8")
     with pytest.raises(
-        InvalidAudio, match=r"samples that its header counts, but \d+ are missing: the file is cut short"
+        InvalidAudio, match=r"samples that it counts, but \d+ are missing: the file is damaged or cut short"
     ):
         list(Recording(flac[:frame], {}).pieces())
+
+
+@pytest.mark.parametrize("subtype", ["VORBIS", "OPUS"])
+def test_a_damaged_page_of_ogg_is_an_error_and_a_missing_end_is_not(talk, subtype):
+    ogg = file_of(talk, "OGG", subtype)
+    with pytest.raises(InvalidAudio, match=r"samples that it counts, but \d+ are missing: the file is damaged"):
+        list(Recording(flipped(ogg, len(ogg) // 4), {}).pieces())
+    assert list(Recording(ogg[: len(ogg) // 2], {}).pieces())
 
 
 @pytest.mark.parametrize("kind", ["WAV", "FLAC", "MP3"])
