@@ -48,7 +48,8 @@ def closed(data: bytes) -> bytes:
             if size or end > start:  # closed without samples: what follows is no audio
                 return data
             size = min(len(data) - start, 2**32 - 1)
-            return data[: start - 4] + size.to_bytes(4, "little") + data[start:]
+            # A slice of the sound would be a second copy of it.
+            return b"".join([data[: start - 4], size.to_bytes(4, "little"), memoryview(data)[start:]])
     return data
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import io
 import struct
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -179,6 +180,16 @@ def test_training_refuses_what_the_sdk_refuses(name, clip_of):
         encoded(clip_of(data))
     with pytest.raises(InvalidAudio, match=words):
         encode_audio(data, Deadline(60))
+
+
+def test_a_wav_that_was_never_closed_is_copied_once():
+    data = edited(WAV, {4: bytes(4), 40: bytes(4)}) + bytes(2**20)
+    tracemalloc.start()
+    try:
+        assert len(containers.closed(data)) == len(data)
+        assert tracemalloc.get_traced_memory()[1] < 1.5 * len(data)
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize(("ours", "theirs"), [(mpeg, _mpeg), (containers, _containers)])
