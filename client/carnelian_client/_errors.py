@@ -19,6 +19,7 @@ A path that cannot be opened raises the built-in OSError, a mistake in the argum
 from __future__ import annotations
 
 import contextlib
+import traceback
 from collections.abc import Iterator
 from typing import ClassVar
 
@@ -109,12 +110,21 @@ class InvalidAudio(CarnelianClientError):
 
 @contextlib.contextmanager
 def about(clip: str, model: str | None = None, request_id: str | None = None) -> Iterator[None]:
-    """Name the clip and the call in each error that passes: what raises it need not know them."""
+    """Name the clip and the call in each error that passes, a lack of memory too: what raises it need not know them."""
     try:
         yield
     except CarnelianClientError as error:
         error.clip, error.model, error.request_id = clip, model, request_id
         raise
+    except MemoryError as error:
+        traceback.clear_frames(error.__traceback__)  # they hold what was read
+        raise InvalidAudio(
+            "memory must hold the file and what is decoded of it, but it ran out; allow more, send fewer clips at a "
+            "time (`concurrency`, `--concurrency`), or cut the file into parts",
+            clip=clip,
+            model=model,
+            request_id=request_id,
+        ) from error
 
 
 CUT_ADVICE = "`transcribe_long` (of the command, `--long`) cuts it in its pauses and joins the transcripts"

@@ -3,14 +3,17 @@ import functools
 import io
 import json
 import os
+import re
 import signal
 import stat
 import subprocess
 import sys
 import time
+import weakref
 from pathlib import Path
 
 import pytest
+from carnelian_client import _audio
 from carnelian_client.__main__ import main
 
 COMMAND = [sys.executable, "-m", "carnelian_client"]
@@ -73,6 +76,27 @@ def test_several_files_print_their_names_and_a_bad_one_goes_to_stderr(transcribe
     assert first.startswith(f"carnelian-transcribe: {text}: libsndfile cannot decode it")
     assert "ffmpeg" in first
     assert second == f"carnelian-transcribe: {tmp_path / 'missing.wav'}: No such file or directory"
+
+
+@pytest.mark.parametrize("words", [[], ["--long"]])
+def test_a_file_that_memory_does_not_hold_fails_alone(transcribe, endpoint, clip, monkeypatch, words):
+    large = clip.with_name("large.wav")
+    large.write_bytes(bytes(1000))
+    held = []
+
+    def read_all(file, deadline=None):
+        assert not [reference for reference in held if reference()]
+        if file.name == str(large):
+            read = {1}
+            held.append(weakref.ref(read))
+            raise MemoryError
+        return file.read()
+
+    monkeypatch.setattr(_audio, "read_all", read_all)
+    status, out, err = transcribe(*words, large, clip, "--concurrency", "1", "--url", endpoint.url)
+    assert status == 1
+    assert out.startswith(f"{clip}\t")
+    assert re.fullmatch(rf"carnelian-transcribe: {large}: memory must hold .* but it ran out; allow more, .*\n", err)
 
 
 def test_json_is_one_object_a_line(transcribe, endpoint, clip, wav):
