@@ -104,7 +104,7 @@ def transcribe(
     ] = None,
     attempts: Annotated[
         int,
-        typer.Option(min=1, help="Tries for a file while the server is away or busy; 5 take some 2 s, 20 some 40 s."),
+        typer.Option(min=1, help="Tries while the server is away or busy; 5 outlast 1.5 s, 20 outlast 38 s."),
     ] = DEFAULT_ATTEMPTS,
     tls: Annotated[bool, typer.Option("--tls", help="Encrypt, trusting the usual authorities.")] = False,
     ca: Annotated[

@@ -74,14 +74,26 @@ def test_no_attempt_is_made_after_the_deadline(endpoint, triton, wav):
     late = pytest.raises((ServerBusy, DeadlineExceeded))  # the latter if an attempt is on its way at the deadline
     with CarnelianClient(endpoint.url, retry=patient) as client, late:
         client.transcribe(wav, timeout_s=1.0)
-    assert len(triton.requests) < 50  # some 20, with 0.05 s before each
+    assert len(triton.requests) < 50  # some 13, with 0.05 to 0.1 s before each
 
 
 def test_no_wait_is_longer_than_the_longest():
     retrying = tenacity.Retrying(**retry_arguments(RetryPolicy(first_wait_s=1, longest_wait_s=2), Deadline(1000)))
     twentieth = tenacity.RetryCallState(retrying, None, (), {})
     twentieth.attempt_number = 20
-    assert 1 < max(retrying.wait(twentieth) for _ in range(100)) <= 2
+    waits_s = [retrying.wait(twentieth) for _ in range(100)]
+    assert 1 <= min(waits_s) < max(waits_s) <= 2
+
+
+def test_20_attempts_outlast_38_s_and_5_outlast_one_and_a_half(monkeypatch):
+    monkeypatch.setattr("random.uniform", lambda low, high: low)
+    wait = tenacity.Retrying(**retry_arguments(RetryPolicy(), Deadline(1000))).wait
+    state = tenacity.RetryCallState(None, None, (), {})
+    for num_attempts, total_s in ((5, 1.5), (20, 38.1)):
+        waits_s = []
+        for state.attempt_number in range(1, num_attempts):
+            waits_s.append(wait(state))
+        assert sum(waits_s) == pytest.approx(total_s)
 
 
 @pytest.mark.parametrize(("wait_s", "is_last"), [(50, False), (70, True)])
