@@ -98,6 +98,18 @@ def test_other_files_are_refused(tmp_path, content, message):
         sources.read(path)
 
 
+@pytest.mark.parametrize("target", ["/etc/passwd", nemo_archive.CONFIG_FILE], ids=["out of the archive", "itself"])
+def test_a_link_is_refused_by_name(tmp_path, target):
+    """It ended in a KeyError, or in a RecursionError if it led to itself."""
+    path = tmp_path / "x.nemo"
+    link = tarfile.TarInfo(nemo_archive.CONFIG_FILE)
+    link.type, link.linkname = tarfile.SYMTYPE, target
+    with tarfile.open(path, "w") as archive:
+        archive.addfile(link)
+    with pytest.raises(CheckpointError, match=r"x\.nemo: model_config\.yaml must be a regular file, but is none"):
+        sources.read(path)
+
+
 @pytest.mark.parametrize("is_there", [False, True])
 def test_an_archive_taken_apart_is_read_once_packed_as_the_message_says(is_there, tmp_path, monkeypatch):
     folder = tmp_path / "my model's"

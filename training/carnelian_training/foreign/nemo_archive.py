@@ -56,7 +56,10 @@ def read(path: Path) -> tuple[Options, dict[str, Tensor]]:
                 unpacked += member.size
                 check_unpacked_size(path, unpacked, packed)
                 name = PurePosixPath(member.name).name
-                if name in (CONFIG_FILE, WEIGHTS_FILE) and (file := archive.extractfile(member)) is not None:
+                if name in (CONFIG_FILE, WEIGHTS_FILE):
+                    if not member.isreg():  # `tarfile` would follow a link, to no member or to itself
+                        raise CheckpointError(f"{path}: {name} must be a regular file, but is none")
+                    file = archive.extractfile(member)
                     assert isinstance(file, io.BufferedReader)
                     if name == WEIGHTS_FILE and not file.peek(len(ZIP)).startswith((ZIP, PICKLE)):
                         raise CheckpointError(f"{path}: {WEIGHTS_FILE} must be a file of PyTorch's, but is none")
