@@ -3,6 +3,7 @@
 import gzip
 import math
 import os
+import resource
 import sys
 import tracemalloc
 
@@ -162,6 +163,18 @@ def test_what_is_no_language_model_is_refused(tmp_path, content):
     path.write_bytes(content)
     with pytest.raises(LanguageModelError, match=r"must be an ARPA file or a KenLM binary"):
         LanguageModel(path, LABELS)
+
+
+def test_a_small_file_that_would_fill_the_disk_is_refused_before_it_is_unpacked(tmp_path):
+    path = tmp_path / "lm.arpa.gz"
+    path.write_bytes(gzip.compress(b"\n" * (1 << 24)))
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 23, limit[1]))  # a larger file would be an OSError
+    try:
+        with pytest.raises(LanguageModelError, match=r"lm\.arpa\.gz must hold at most 20 times its size"):
+            LanguageModel(path, LABELS)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
 
 
 def test_a_language_model_may_be_in_a_folder_that_is_not_utf8(tmp_path, arpa):

@@ -8,7 +8,6 @@ import logging
 import math
 import mmap
 import os
-import shutil
 import tempfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -28,6 +27,10 @@ NEVER = -99.0
 """The decimal logarithm that SRILM writes for 0; KenLM gives -100 to <unk> if a file does not have it."""
 MAX_ANSWERS = 1_000_000
 """The most cached answers of KenLM, with their contexts; about 200 MB."""
+MAX_TIMES_PACKED = 20
+"""The largest ratio of a .gz's unpacked to packed size; n-grams in text compress 3 to 8 times."""
+SMALL = 1 << 20
+"""The unpacked size in bytes that is always allowed, whatever the ratio."""
 _MARKS = ("<s>", "</s>", "<unk>", "<UNK>")
 
 
@@ -128,7 +131,8 @@ def read_ngrams(path: Path) -> tuple[kenlm.Model, list[str]]:
     """Read an ARPA file, plain or .gz, or a KenLM binary; return the model and its words, without marks such as <s>.
 
     Raises:
-        LanguageModelError: The file is not a language model, or is a binary that was built without its words.
+        LanguageModelError: The file is not a language model, is far larger unpacked, or is a binary that was built
+            without its words.
     """
     config = kenlm.Config()
     config.show_progress, config.arpa_complain = False, kenlm.ARPALoadComplain.NONE
@@ -158,7 +162,14 @@ def _unpacked(path: Path) -> Iterator[Path]:
             yield path
             return
     with tempfile.NamedTemporaryFile(suffix=".arpa") as plain, gzip.open(path) as content:
-        shutil.copyfileobj(content, plain)
+        size = path.stat().st_size
+        while part := content.read(SMALL):
+            plain.write(part)
+            if plain.tell() > max(SMALL, MAX_TIMES_PACKED * size):
+                raise LanguageModelError(
+                    f"{path} must hold at most {MAX_TIMES_PACKED} times its size, which n-grams never come near, but "
+                    f"holds more than that in {size:,} bytes"
+                )
         plain.flush()
         yield Path(plain.name)
 
