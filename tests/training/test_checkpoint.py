@@ -102,6 +102,25 @@ def test_weights_that_do_not_fit_are_named(tiny_config, tmp_path):
         checkpoint.load_model(tmp_path / "tiny.pt")
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"repeat": 1000}, "must describe a network of 500 layers at most, but describes 1001"),
+        ({"filters": 2**31 - 1, "kernel": 2**31 - 1, "separable": False}, "must describe a network of some gigabytes"),
+        ({"filters": 10**7, "kernel": 1, "separable": False}, r"does not fit its own configuration.*head\.weight"),
+    ],
+    ids=["layers", "beyond 64 bits", "terabytes"],
+)
+def test_a_network_far_larger_than_its_weights_is_refused_before_it_is_built(change, message, tiny_config, tmp_path):
+    weights = checkpoint.build_model(tiny_config).state_dict()
+    checkpoint.save(tmp_path / "tiny.pt", tiny_config, weights, results={})
+    content = torch.load(tmp_path / "tiny.pt", weights_only=True)
+    content["config"]["model"]["stages"][1].update(change)
+    torch.save(content, tmp_path / "tiny.pt")
+    with pytest.raises(CheckpointError, match=rf"(?s)tiny\.pt {message}"):
+        checkpoint.load_model(tmp_path / "tiny.pt")
+
+
 def test_a_folder_need_not_be_utf8(tiny_config, tmp_path):
     """PyTorch's reader took its path for a file's own methods."""
     path = tmp_path / os.fsdecode(b"caf\xe9") / "tiny.pt"

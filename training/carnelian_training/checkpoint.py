@@ -14,7 +14,7 @@ from carnelian_training.models.jasper import Jasper, JasperConfig
 from carnelian_training.models.network import CtcNetwork
 from carnelian_training.models.pretraining import Wav2Vec2Pretraining
 from carnelian_training.models.quartznet import QuartzNet
-from carnelian_training.models.transformer_xl import TransformerXl
+from carnelian_training.models.transformer_xl import TransformerXl, TransformerXlConfig
 from carnelian_training.models.wav2vec2 import Wav2Vec2, Wav2Vec2Config
 from carnelian_training.replacement import check_apart, replaced
 from carnelian_training.run_config import RunConfig, model_differences, run_from_dict
@@ -26,6 +26,8 @@ from carnelian_training.weight_files import (
     torch_reason,
 )
 
+MOST_LAYERS = 500
+"""The largest number of layers of a network to read; published networks have at most a fifth."""
 MOST_NAMED = 10
 """The most mismatched tensors or fields that an error names; it only counts the others."""
 _ADVICE = " (`carnelian-train import` makes one of another toolkit's)"
@@ -64,6 +66,28 @@ def build_model(config: Config) -> CtcNetwork:
     return QuartzNet(config.model, num_labels)
 
 
+def check_size(config: RunConfig, path: Path) -> None:
+    """Refuse a network that is far too large, before memory is allocated for it.
+
+    Raises:
+        CheckpointError: The network has more than `MOST_LAYERS` layers, or one that is too large for PyTorch.
+    """
+    model = config.model
+    if isinstance(model, Wav2Vec2Config):
+        count = len(model.conv_channels) + model.layers
+    elif isinstance(model, TransformerXlConfig):
+        count = model.layers
+    else:
+        count = sum(stage.blocks * stage.repeat for stage in model.stages)
+    if count > MOST_LAYERS:
+        raise CheckpointError(f"{path} must describe a network of {MOST_LAYERS} layers at most, but describes {count}")
+    try:
+        with torch.device("meta"):
+            build_network(config)
+    except (RuntimeError, TypeError) as error:  # PyTorch raises either for sizes beyond 64 bits
+        raise CheckpointError(f"{path} must describe a network of some gigabytes, but: {error}") from error
+
+
 def save(
     path: Path,
     config: RunConfig,
@@ -100,7 +124,8 @@ def load(path: Path) -> tuple[RunConfig, dict[str, Any]]:
 
     Raises:
         ForeignCheckpointError: The file is not a Carnelian checkpoint.
-        CheckpointError: The file is damaged, lacks a part, or has weights that are not finite.
+        CheckpointError: The file is damaged, lacks a part, has weights that are not finite, or describes a network that
+            is far too large.
     """
     check_holds_weights(path)
     check_undamaged(path)
@@ -119,7 +144,9 @@ def load(path: Path) -> tuple[RunConfig, dict[str, Any]]:
     _check_parts(path, content)
     if broken := [name for name, tensor in content["weights"].items() if not is_finite(tensor)]:
         raise CheckpointError(f"{path} must hold finite weights, but {len(broken)} tensor(s) do not, {broken[0]} first")
-    return run_from_dict(content["config"], str(path)), content
+    config = run_from_dict(content["config"], str(path))
+    check_size(config, path)
+    return config, content
 
 
 def _check_parts(path: Path, content: dict[str, Any]) -> None:
@@ -144,7 +171,8 @@ def load_model(path: Path) -> tuple[Config, CtcNetwork]:
             f"{path} must be a recogniser, but is a language model: `carnelian-train perplexity` rates it, "
             "`carnelian-export --out` writes it for rescoring"
         )
-    model = build_model(config)
+    with torch.device("meta"):
+        model = build_model(config)
     _fill(model, content["weights"], path)
     return config, model.eval()
 
@@ -161,14 +189,16 @@ def load_language_model(path: Path) -> tuple[LanguageModelConfig, TransformerXl]
         raise CheckpointError(
             f"{path} must be a language model, but is a recogniser, `model.name: {config.model.name}`"
         )
-    model = TransformerXl(config.model, config.text.vocabulary)
+    with torch.device("meta"):
+        model = TransformerXl(config.model, config.text.vocabulary)
     _fill(model, content["weights"], path)
     return config, model.eval()
 
 
 def _fill(model: nn.Module, weights: dict[str, Tensor], path: Path) -> None:
+    weights = {name: t.float() if t.is_floating_point() else t for name, t in weights.items()}
     try:
-        model.load_state_dict({name: t.float() if t.is_floating_point() else t for name, t in weights.items()})
+        model.load_state_dict(weights, assign=True)
     except RuntimeError as error:
         raise CheckpointError(f"{path} does not fit its own configuration: {error}") from error
 

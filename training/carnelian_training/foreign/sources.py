@@ -16,13 +16,10 @@ from carnelian_training.foreign import dle, fairseq, huggingface, nemo, nemo_arc
 from carnelian_training.foreign.options import Options
 from carnelian_training.foreign.tensors import plain_tensors
 from carnelian_training.models.network import CtcNetwork
-from carnelian_training.models.wav2vec2 import Wav2Vec2Config
 from carnelian_training.weight_files import CheckpointError, check_holds_weights
 
 Weights = Callable[[Config], dict[str, Tensor]]
 """A function that returns the weights of a network of a configuration."""
-MOST_LAYERS = 500
-"""The largest number of layers of a network to read; published networks have at most a fifth."""
 
 
 def read(
@@ -64,28 +61,8 @@ def read(
     tree = {"name": name or re.sub(r"\W+", "_", path.absolute().stem.lower()), **tree}
     apply_overrides(tree, overrides)
     config = config_from_dict(tree, str(path))
-    _check_size(config, path)
+    checkpoint.check_size(config, path)
     return config, weights(config)
-
-
-def _check_size(config: Config, path: Path) -> None:
-    """Refuse a network that is far too large, before memory is allocated for it.
-
-    Raises:
-        CheckpointError: The network has more than `MOST_LAYERS` layers, or one that is too large for PyTorch.
-    """
-    model = config.model
-    if isinstance(model, Wav2Vec2Config):
-        count = len(model.conv_channels) + model.layers
-    else:
-        count = sum(stage.blocks * stage.repeat for stage in model.stages)
-    if count > MOST_LAYERS:
-        raise CheckpointError(f"{path} must describe a network of {MOST_LAYERS} layers at most, but describes {count}")
-    try:
-        with torch.device("meta"):
-            checkpoint.build_network(config)
-    except (RuntimeError, TypeError) as error:  # PyTorch raises either for sizes beyond 64 bits
-        raise CheckpointError(f"{path} must describe a network of some gigabytes, but: {error}") from error
 
 
 def _interpret(
