@@ -68,6 +68,18 @@ def test_a_damaged_language_model_is_named(checkpoint, tmp_path):
     assert f"{tmp_path / 'lm.klm'} is damaged" in done.stderr
 
 
+def test_a_language_model_with_damaged_numbers_is_named(checkpoint, tmp_path, call):
+    """KenLM loads it, and gives NaN for what words cost: it was exported and served."""
+    damaged = bytearray(NGRAMS.read_bytes())
+    damaged[400_000:600_000] = b"\xff" * 200_000
+    (tmp_path / "lm.klm").write_bytes(damaged)
+    arguments = ["--name", "tiny", "--repository", tmp_path / "r", "--lm", tmp_path / "lm.klm"]
+    status, _, err = call(main, checkpoint, *arguments)
+    assert status == 1
+    assert f"{tmp_path / 'lm.klm'} is damaged: the word " in err
+    assert not list(tmp_path.glob("r/*"))
+
+
 def test_a_language_model_that_memory_has_run_out_for_is_not_called_damaged(tmp_path, monkeypatch):
     (tmp_path / "python").write_text("#!/bin/sh\nkill -9 $$\n")
     (tmp_path / "python").chmod(0o755)

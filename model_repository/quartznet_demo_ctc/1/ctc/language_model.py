@@ -57,8 +57,8 @@ class LanguageModel:
             labels: one character each.
 
         Raises:
-            LanguageModelError: The file is not a language model or has words that the labels cannot spell, or no label
-                is the space.
+            LanguageModelError: The file is not a language model or has words that the labels cannot spell or without a
+                probability, or no label is the space.
         """
         if " " not in labels:
             raise LanguageModelError(
@@ -77,6 +77,9 @@ class LanguageModel:
         self._model.NullContextWrite(nowhere)
         self.best = np.full(len(self.tree), -np.inf)
         scores = [self._model.BaseScore(nowhere, word, after) for word in self._words]
+        for word, score in zip(self._words, scores, strict=True):
+            if not -math.inf < score <= 0:  # nor NaN
+                raise LanguageModelError(f"{path} is damaged: the word {word!r} has the score {score}; make it anew")
         self.best[ends] = np.multiply(scores, LN_10)
         for state in range(len(parents) - 1, 0, -1):  # deepest first
             self.best[parents[state]] = max(self.best[parents[state]], self.best[state])
