@@ -105,7 +105,7 @@ class AudioFile:
         if is_counted and left:
             raise InvalidAudio(
                 f"it must have the {self._source.frames} samples that it counts, but {left} are missing: the file is "
-                "damaged or cut short"
+                f"damaged, cut short, or was recorded with gaps; {CONVERT_ADVICE}"
             )
         if self._source.format == "MP3" and goes_on(self._file):
             raise InvalidAudio(

@@ -37,8 +37,8 @@ def render(transcript: Transcript, kind: str, file: str) -> str:
     if kind == "text":
         return f"{transcript.text}\n"
     if kind == "json":
-        # The server's fields must not replace the name.
-        return json_line({"file": file, "request_id": transcript.request_id, **transcript.raw} | {"file": file})
+        own = {"file": file, "request_id": transcript.request_id}
+        return json_line({**own, **transcript.raw, **own})  # the server's fields come behind ours, and replace none
     if kind == "ctm":
         name = ctm_name(file)
         return "".join(
@@ -66,8 +66,11 @@ def json_line(found: dict[str, Any]) -> str:
 
 
 def ctm_name(file: str) -> str:
-    """Return a file's stem as CTM's first column: white space would end it, and two semicolons begin a comment."""
-    return re.sub(r"^;;|\s", "_", Path(file).stem) or "-"
+    """Return a file's stem as CTM's first column: white space would end it, and two semicolons begin a comment.
+
+    Terminals obey control characters.
+    """
+    return re.sub(r"^;;|[\s\x00-\x1f\x7f-\x9f]", "_", Path(file).stem) or "-"
 
 
 def split_cues(words: tuple[Word, ...]) -> Iterator[list[Word]]:

@@ -70,15 +70,14 @@ def tell_stream(
 def _line(utterance: Utterance, kind: str) -> str:
     transcript = utterance.transcript
     if kind == "json":
-        found = {
+        own = {
             "utterance": utterance.index,
             "start": round(utterance.start_s, 3),
             "end": round(utterance.end_s, 3),
             "is_final": utterance.is_final,
             "request_id": transcript.request_id,
-            **transcript.raw,
         }
-        return json_line(found)
+        return json_line({**own, **transcript.raw, **own})
     final = f"{transcript.text}\n" if utterance.is_final and transcript.text else ""
     if not sys.stdout.isatty():
         return final

@@ -78,8 +78,8 @@ class Transport:
         Raises:
             CarnelianClientError: the answer was an error, or there was none; as in the methods below.
         """
-        message = _infer_message(request, deadline)
         with about(request.clip, request.model, request.request_id):
+            message = _infer_message(request, deadline)
             with self._translated_errors(deadline, request.request_id):
                 call = self._stub.ModelInfer.future(
                     message, timeout=deadline.left_s + LINGER_S, metadata=self._metadata
@@ -153,7 +153,8 @@ class AsyncTransport:
 
     async def infer(self, request: Request, deadline: Deadline) -> Transcript:
         """Transcribe one clip, in one attempt; see `Transport.infer`."""
-        message = _infer_message(request, deadline)
+        with about(request.clip, request.model, request.request_id):
+            message = _infer_message(request, deadline)
         call = asyncio.create_task(self._call("ModelInfer", message, deadline, linger_s=LINGER_S))
         self._in_flight.add(call)
         call.add_done_callback(self._forget)

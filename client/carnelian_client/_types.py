@@ -105,6 +105,8 @@ def check_result(result: Mapping[str, Any]) -> None:
         ValueError: another field has another type, or a value that it must not have.
     """
     _check_json(result)
+    if not isinstance(result["words"], list) or not isinstance(result["alternatives"], list):
+        raise TypeError("words and alternatives must be lists")
     for name in ("text", "model", "version", "decoder"):
         _check_text(name, result[name])
     for word in result["words"]:

@@ -124,6 +124,8 @@ BIG = 10**400
         {"words": None},
         {"words": [5]},
         {"words": {"word": 1}},
+        {"words": {}},
+        {"alternatives": ""},
         {"alternatives": [[]]},
         {"alternatives": [{"text": "a", "score": BIG, "acoustic": 0, "language": 0, "hotwords": 0}]},
         {"alternatives": [{"text": 1, "score": 0, "acoustic": 0, "language": 0, "hotwords": 0}]},

@@ -139,7 +139,7 @@ def test_what_is_behind_the_last_frame_of_flac_is_no_damage(flac, talk, behind):
 def test_flac_that_is_cut_between_two_frames_is_an_error(flac):
     frame = flac.rindex(b"\xff\xf8")
     with pytest.raises(
-        InvalidAudio, match=r"samples that it counts, but \d+ are missing: the file is damaged or cut short"
+        InvalidAudio, match=r"samples that it counts, but \d+ are missing: the file is damaged, cut short, "
     ):
         list(Recording(flac[:frame], {}).pieces())
 
