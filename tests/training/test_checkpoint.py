@@ -102,6 +102,18 @@ def test_weights_that_do_not_fit_are_named(tiny_config, tmp_path):
         checkpoint.load_model(tmp_path / "tiny.pt")
 
 
+def test_weights_of_other_types_become_those_of_the_network(tmp_path, tiny_config):
+    model = checkpoint.build_model(tiny_config).eval()
+    weights = model.state_dict()
+    kinds = (torch.float16, torch.float64, torch.int64)
+    changed = {name: tensor.round().to(kinds[i % 3]) for i, (name, tensor) in enumerate(weights.items())}
+    checkpoint.save(tmp_path / "tiny.pt", tiny_config, changed, results={})
+    _, loaded = checkpoint.load_model(tmp_path / "tiny.pt")
+    for name, tensor in loaded.state_dict().items():
+        assert tensor.dtype == weights[name].dtype
+    assert all(parameter.requires_grad for parameter in loaded.parameters())
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -1,3 +1,4 @@
+import dataclasses
 import math
 from pathlib import Path
 
@@ -225,6 +226,12 @@ def test_anchors_and_merges_save_typing(config_file):
     config_file.write_text(f"name: tiny\nmodel: {{name: quartznet, stages: {stages}}}\n")
     found = load_config(config_file).model.stages
     assert [(stage.filters, stage.kernel) for stage in found] == [(8, 3), (16, 3), (8, 3)]
+
+
+@pytest.mark.parametrize("label", ["\x92", "\t"])
+def test_labels_that_terminals_obey_are_refused(tiny_config, label):
+    with pytest.raises(ValueError, match=r"must have no control characters.*, but has '\\(x92|t)'$"):
+        dataclasses.replace(tiny_config, labels=(" ", "a", label))
 
 
 def test_a_long_value_is_cut_in_a_message(config_file):

@@ -196,7 +196,8 @@ def load_language_model(path: Path) -> tuple[LanguageModelConfig, TransformerXl]
 
 
 def _fill(model: nn.Module, weights: dict[str, Tensor], path: Path) -> None:
-    weights = {name: t.float() if t.is_floating_point() else t for name, t in weights.items()}
+    own = model.state_dict()
+    weights = {name: t.detach().to(own[name].dtype) if name in own else t for name, t in weights.items()}
     try:
         model.load_state_dict(weights, assign=True)
     except RuntimeError as error:

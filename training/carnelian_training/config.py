@@ -1,5 +1,6 @@
 """The configuration tree of a recogniser. A YAML file gives what differs from the defaults; unknown keys are errors."""
 
+import unicodedata
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Annotated, Any
@@ -209,6 +210,11 @@ class Config:
             raise ValueError(
                 "`labels` must be distinct single characters, accented ones composed (NFC), but these are not: "
                 f"[{', '.join(map(quote, wrong[:10]))}{', ...' * (len(wrong) > 10)}]"
+            )
+        if controls := [label for label in self.labels if unicodedata.category(label) in ("Cc", "Cs")]:
+            raise ValueError(
+                "`labels` must have no control characters and lone surrogates, but has "
+                f"{', '.join(map(ascii, controls[:10]))}"
             )
         is_wav2vec2 = isinstance(self.model, Wav2Vec2Config)
         if is_wav2vec2 != isinstance(self.features, WaveformSettings):

@@ -78,7 +78,7 @@ class LanguageModel:
         self.best = np.full(len(self.tree), -np.inf)
         scores = [self._model.BaseScore(nowhere, word, after) for word in self._words]
         for word, score in zip(self._words, scores, strict=True):
-            if not -math.inf < score <= 0:  # nor NaN
+            if not score <= 0:  # nor NaN
                 raise LanguageModelError(f"{path} is damaged: the word {word!r} has the score {score}; make it anew")
         self.best[ends] = np.multiply(scores, LN_10)
         for state in range(len(parents) - 1, 0, -1):  # deepest first
