@@ -7,7 +7,7 @@ import json
 import math
 import re
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -37,8 +37,7 @@ def render(transcript: Transcript, kind: str, file: str) -> str:
     if kind == "text":
         return f"{transcript.text}\n"
     if kind == "json":
-        own = {"file": file, "request_id": transcript.request_id}
-        return json_line({**own, **transcript.raw, **own})  # the server's fields come behind ours, and replace none
+        return json_line({"file": file, "request_id": transcript.request_id}, transcript.raw)
     if kind == "ctm":
         name = ctm_name(file)
         return "".join(
@@ -57,12 +56,12 @@ def render(transcript: Transcript, kind: str, file: str) -> str:
     return text
 
 
-def json_line(found: dict[str, Any]) -> str:
-    """Write an object as a line of readable JSON, with escapes for the control characters that JSON may have as such.
+def json_line(own: Mapping[str, Any], result: Mapping[str, Any]) -> str:
+    """Write our fields and a RESULT as a line of readable JSON; fields of the server come behind ours and replace none.
 
-    They can stand only in its strings.
+    Control characters that JSON may have as such are escaped; they can stand only in its strings.
     """
-    return json.dumps(found, ensure_ascii=False).translate(_JSON_CONTROLS) + "\n"
+    return json.dumps({**own, **result, **own}, ensure_ascii=False).translate(_JSON_CONTROLS) + "\n"
 
 
 def ctm_name(file: str) -> str:

@@ -77,7 +77,7 @@ def _line(utterance: Utterance, kind: str) -> str:
             "is_final": utterance.is_final,
             "request_id": transcript.request_id,
         }
-        return json_line({**own, **transcript.raw, **own})
+        return json_line(own, transcript.raw)
     final = f"{transcript.text}\n" if utterance.is_final and transcript.text else ""
     if not sys.stdout.isatty():
         return final

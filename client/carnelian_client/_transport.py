@@ -155,10 +155,9 @@ class AsyncTransport:
         """Transcribe one clip, in one attempt; see `Transport.infer`."""
         with about(request.clip, request.model, request.request_id):
             message = _infer_message(request, deadline)
-        call = asyncio.create_task(self._call("ModelInfer", message, deadline, linger_s=LINGER_S))
-        self._in_flight.add(call)
-        call.add_done_callback(self._forget)
-        with about(request.clip, request.model, request.request_id):
+            call = asyncio.create_task(self._call("ModelInfer", message, deadline, linger_s=LINGER_S))
+            self._in_flight.add(call)
+            call.add_done_callback(self._forget)
             await asyncio.wait({call}, timeout=deadline.left_s)  # it leaves the call running if this task is cancelled
             if not call.done():
                 raise _late(deadline)
