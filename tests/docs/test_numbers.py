@@ -177,12 +177,10 @@ def test_half_precision_is_never_slower_than_tf32_on_a_gpu(title):
 
 def test_training_on_a_gpu_is_as_fast_as_its_raw_files_say():
     for title, batch, *shown in rows_of("perf/docs/training.md", "| model | batch | TF32 | "):
-        raw = json.loads(read(f"perf/results/{MODELS[title]}_training_gpu.json"))
         for precision, rate in zip(("tf32", "fp16", "bf16"), shown, strict=False):
             found = training_rates(f"{MODELS[title]}_training_gpu", precision, int(batch))
             assert [f"{value:.0f}" for value in found] == ([rate] if rate else [])
-        (floor,) = [f for f in raw["floors"] if (f["precision"], f["batch"]) == ("fp16", int(batch))]
-        least_s = max(floor["gflop"] / raw["gflop_per_s"]["fp16"], floor["gbyte"] / raw["gbyte_per_s"])
+        least_s = least_step_s(f"{MODELS[title]}_training_gpu", "fp16", int(batch))
         assert shown[3] in ("", f"{int(batch) / least_s:.0f}")
 
 
@@ -210,41 +208,44 @@ def test_training_on_a_gpu_is_as_fast_as_its_raw_files_say():
 def test_training_on_a_cpu_takes_as_long_as_its_raw_files_say(heading, columns):
     found = []
     for name, precision, batch in columns:
-        raw = json.loads(read(f"perf/results/{name}.json"))
-        cpu_ms = [
-            1e3 * statistics.median(result["cpu_s"])
-            for form in ("Conv1d, eager", "Carnelian")
-            for result in raw["results"]
-            if result["cell"] == {"form": form, "precision": precision, "batch": batch, "processes": 1}
-        ]
-        (floor,) = [f for f in raw["floors"] if (f["precision"], f["batch"]) == (precision, batch)]
-        least_s = max(floor["gflop"] / raw["gflop_per_s"][precision], floor["gbyte"] / raw["gbyte_per_s"])
-        found.append([*(f"{ms:.0f}" for ms in cpu_ms), f"{cpu_ms[0] / cpu_ms[1]:.2f}", f"{1e3 * least_s:.0f}"])
+        plain, ours = (step_cpu_s(name, precision, batch, form) for form in ("Conv1d, eager", "Carnelian"))
+        times_s = (plain, ours, least_step_s(name, precision, batch))
+        plain_ms, ours_ms, least_ms = (f"{1e3 * time_s:.0f}" for time_s in times_s)
+        found.append([plain_ms, ours_ms, f"{plain / ours:.2f}", least_ms])
     shown = [cells[1:] for cells in rows_of("perf/docs/training.md", heading)]
     assert shown == [list(row) for row in zip(*found, strict=True)]
 
 
 def test_what_the_front_page_says_of_a_training_step_is_that_of_the_raw_file():
-    results = json.loads(read("perf/results/quartznet_15x5_training.json"))["results"]
-    cpu_s = {
-        (result["cell"]["form"], result["cell"]["precision"]): statistics.median(result["cpu_s"])
-        for result in results
-        if (result["cell"]["batch"], result["cell"]["processes"]) == (4, 1) and not result["not_run"]
-    }
-    ours, half, plain = (
-        cpu_s[key] for key in (("Carnelian", "fp32"), ("Carnelian", "bf16"), ("Conv1d, eager", "fp32"))
-    )
+    raw = "quartznet_15x5_training"
+    ours, half = (step_cpu_s(raw, precision, 4) for precision in ("fp32", "bf16"))
+    plain = step_cpu_s(raw, "fp32", 4, "Conv1d, eager")
     assert (
         f"takes {ours:.1f} s of CPU time in float32, {plain / ours:.1f} times less than with plain `Conv1d`, "
         f"and {half:.1f} s in bf16"
     ) in " ".join(read("README.md").split())
 
 
+def step_results(raw: str, precision: str, batch: int, form: str) -> list[dict[str, list[float]]]:
+    """The results of a cell; none if it was not measured."""
+    cell = {"form": form, "precision": precision, "batch": batch, "processes": 1}
+    return [result for result in json.loads(read(f"perf/results/{raw}.json"))["results"] if result["cell"] == cell]
+
+
+def step_cpu_s(raw: str, precision: str, batch: int, form: str = "Carnelian") -> float:
+    (result,) = step_results(raw, precision, batch, form)
+    return statistics.median(result["cpu_s"])
+
+
+def least_step_s(name: str, precision: str, batch: int) -> float:
+    raw = json.loads(read(f"perf/results/{name}.json"))
+    (floor,) = [f for f in raw["floors"] if (f["precision"], f["batch"]) == (precision, batch)]
+    return max(floor["gflop"] / raw["gflop_per_s"][precision], floor["gbyte"] / raw["gbyte_per_s"])
+
+
 def training_rates(raw: str, precision: str, batch: int, form: str = "Carnelian") -> list[float]:
     """Clips a second in the median step; nothing if that was not measured."""
-    cell = {"form": form, "precision": precision, "batch": batch, "processes": 1}
-    results = json.loads(read(f"perf/results/{raw}.json"))["results"]
-    return [batch / statistics.median(result["wall_s"]) for result in results if result["cell"] == cell]
+    return [batch / statistics.median(result["wall_s"]) for result in step_results(raw, precision, batch, form)]
 
 
 def training_rate(raw: str, precision: str, batch: int, form: str = "Carnelian") -> float:
