@@ -146,6 +146,10 @@ def set_features(**options):
     return lambda tree: tree["input_val"]["filterbank_features"].update(options)
 
 
+def without_feature(name):
+    return lambda tree: tree["input_val"]["filterbank_features"].pop(name)
+
+
 @pytest.fixture
 def quartznet(tmp_path):
     """A file without an average."""
@@ -291,9 +295,11 @@ def test_other_files_are_refused(tmp_path):
         (lambda tree: tree["quartznet"]["encoder"].pop("blocks"), "must be a list of blocks, but is None"),
         (lambda tree: tree["quartznet"]["encoder"].update(activation="selu"), "`activation` must be 'relu'"),
         (set_features(frame_splicing=3), "`frame_splicing` must be 1"),
-        (set_features(window_size=-1), r"dle\.yaml, `window_size` in samples must be .* at least 1, but is -16000"),
-        (set_features(window_size=10**400), r"dle\.yaml, `window_size` must be at most 2147483647, but is 1000"),
-        (set_features(dither=1e300), r"dle\.yaml, `dither` must be at most"),
+        (without_feature("window"), "must give `window`: without it DLE takes 'hamming'; supported is 'hann'"),
+        (without_feature("sample_rate"), "must give `sample_rate`: without it DLE takes 8000; supported is 16000"),
+        (set_features(window_size=-1), "`filterbank_features`, `window_size` in samples must be .*, but is -16000"),
+        (set_features(window_size=10**400), "`filterbank_features`, `window_size` must be at most 2147483647"),
+        (set_features(dither=1e300), r"dle\.yaml, `filterbank_features`, `dither` must be at most"),
         (
             lambda tree: tree["quartznet"]["encoder"]["blocks"][1].update(repeat=10**9),
             r"dle\.pt must describe a network of 500 layers at most",

@@ -39,6 +39,8 @@ _FEATURES_FIXED: Options = {
     "log": True,
     "frame_splicing": 1,
 }
+_FEATURES_OTHERWISE: Options = {"sample_rate": 8000, "window": "hamming"}
+"""What DLE takes where a file does not say; its own files do."""
 _FEATURES_CARRIED = {"window_size", "window_stride", "n_fft", "n_filt", "preemph", "lowfreq", "highfreq", "dither"}
 _FEATURES_IGNORED = {"pad_align", "pad_to_max_duration", "max_duration", "spec_augment", "cutout_augment"}
 
@@ -136,13 +138,13 @@ def _read_yaml(yaml_file: Path) -> Options:
 
 def _features(options: Options, where: str) -> Options:
     """Convert DLE's `filterbank_features` to the `features` of a configuration."""
-    check(
-        options,
-        fixed=_FEATURES_FIXED,
-        carried=_FEATURES_CARRIED,
-        ignored=_FEATURES_IGNORED,
-        where=f"{where}, `filterbank_features`",
-    )
+    where = f"{where}, `filterbank_features`"
+    check(options, fixed=_FEATURES_FIXED, carried=_FEATURES_CARRIED, ignored=_FEATURES_IGNORED, where=where)
+    for name, own in _FEATURES_OTHERWISE.items():
+        if name not in options:
+            raise CheckpointError(
+                f"{where} must give `{name}`: without it DLE takes {own!r}; supported is {_FEATURES_FIXED[name]!r}"
+            )
     seconds = single(options.get("window_size", 0.02), f"{where}, `window_size`")
     window = whole(samples(seconds), f"{where}, `window_size` in samples")
     stride = single(options.get("window_stride", 0.01), f"{where}, `window_stride`")
