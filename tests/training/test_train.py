@@ -267,6 +267,12 @@ def test_only_the_newest_checkpoints_are_kept_beside_the_best(tiny_config, chang
     assert sorted(path.name for path in tmp_path.glob("*.pt")) == ["tiny-00000005.pt", "tiny-00000006.pt", "tiny.pt"]
 
 
+def test_a_network_that_no_command_would_load_is_not_trained(tiny_config, changed, tmp_path):
+    config = changed(tiny_config, model={"stages": (dataclasses.replace(tiny_config.model.stages[1], repeat=501),)})
+    with pytest.raises(ValueError, match="`model` of tiny must describe a network of 500 layers at most"):
+        train(config, tmp_path / "run")
+
+
 def test_nothing_to_train_on_is_an_error(tiny_config, tmp_path):
     with pytest.raises(ValueError, match="manifests with usable clips, but they have none"):
         train(dataclasses.replace(tiny_config, labels=("x",)), tmp_path)

@@ -66,8 +66,8 @@ def build_model(config: Config) -> CtcNetwork:
     return QuartzNet(config.model, num_labels)
 
 
-def check_size(config: RunConfig, path: Path) -> None:
-    """Refuse a network that is far too large, before memory is allocated for it.
+def check_size(config: RunConfig, where: str) -> None:
+    """Refuse a network that is far too large, before memory is allocated for it; messages begin with `where`.
 
     Raises:
         CheckpointError: The network has more than `MOST_LAYERS` layers, or one that is too large for PyTorch.
@@ -80,12 +80,12 @@ def check_size(config: RunConfig, path: Path) -> None:
     else:
         count = sum(stage.blocks * stage.repeat for stage in model.stages)
     if count > MOST_LAYERS:
-        raise CheckpointError(f"{path} must describe a network of {MOST_LAYERS} layers at most, but describes {count}")
+        raise CheckpointError(f"{where} must describe a network of {MOST_LAYERS} layers at most, but describes {count}")
     try:
         with torch.device("meta"):
             build_network(config)
     except (RuntimeError, TypeError) as error:  # PyTorch raises either for sizes beyond 64 bits
-        raise CheckpointError(f"{path} must describe a network of some gigabytes, but: {error}") from error
+        raise CheckpointError(f"{where} must describe a network of some gigabytes, but: {error}") from error
 
 
 def save(
@@ -145,7 +145,7 @@ def load(path: Path) -> tuple[RunConfig, dict[str, Any]]:
     if broken := [name for name, tensor in content["weights"].items() if not is_finite(tensor)]:
         raise CheckpointError(f"{path} must hold finite weights, but {len(broken)} tensor(s) do not, {broken[0]} first")
     config = run_from_dict(content["config"], str(path))
-    check_size(config, path)
+    check_size(config, str(path))
     return config, content
 
 

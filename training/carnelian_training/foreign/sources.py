@@ -61,7 +61,7 @@ def read(
     tree = {"name": name or re.sub(r"\W+", "_", path.absolute().stem.lower()), **tree}
     apply_overrides(tree, overrides)
     config = config_from_dict(tree, str(path))
-    checkpoint.check_size(config, path)
+    checkpoint.check_size(config, str(path))
     return config, weights(config)
 
 

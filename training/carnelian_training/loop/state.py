@@ -204,7 +204,7 @@ def new_state(config: RunConfig, process: Process) -> State:
     """Create the state before the first step, with random weights that are the same in every process.
 
     Raises:
-        ValueError: The device does not support the precision.
+        ValueError: The device does not support the precision, or the network is far too large.
     """
     precision, device = config.loop.precision, process.device
     if precision == "bf16" and device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
@@ -218,6 +218,7 @@ def new_state(config: RunConfig, process: Process) -> State:
             "`loop.precision: bf16` should have a CPU with AVX-512, but this one has AVX2 and emulates it, about ten "
             "times slower than fp32: set `loop.precision=fp32`"
         )
+    checkpoint.check_size(config, f"`model` of {config.name}")
     allow_tf32(precision)
     torch.manual_seed(config.loop.seed)
     model = checkpoint.build_network(config).to(device)
