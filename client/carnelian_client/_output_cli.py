@@ -46,6 +46,14 @@ def print_text(text: str, file: str) -> str | None:
     return None
 
 
+def drop_unprinted() -> None:
+    """Drop what could not be printed: Python would try once more at its end, and change the exit status and message."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def name_once(file: str, error: Exception) -> str:
     """Return an error's message with the file's name before it, unless it begins with that, as the SDK's errors do."""
     text = (isinstance(error, OSError) and error.strerror) or str(error)
