@@ -152,6 +152,23 @@ def test_a_damaged_page_of_ogg_is_an_error_and_a_missing_end_is_not(talk, subtyp
     assert list(Recording(ogg[: len(ogg) // 2], {}).pieces())
 
 
+def test_ogg_that_counts_a_little_too_much_is_no_damage(talk):
+    """As ffmpeg makes it of the rounded times in WebM."""
+    ogg = bytearray(file_of(talk, "OGG", "VORBIS"))
+    last = ogg.rindex(b"OggS")
+    ogg[last + 6 : last + 14] = (len(talk) + 700).to_bytes(8, "little")
+    ogg[last + 22 : last + 26] = bytes(4)
+    checksum = 0
+    for byte in ogg[last:]:
+        checksum ^= byte << 24
+        for _ in range(8):
+            checksum = (checksum << 1) ^ (0x104C11DB7 if checksum >> 31 else 0)
+    ogg[last + 22 : last + 26] = checksum.to_bytes(4, "little")
+    assert soundfile.info(io.BytesIO(ogg)).frames == len(talk) + 700
+    sent = [soundfile.info(io.BytesIO(piece)).frames for piece in Recording(bytes(ogg), {}).pieces()]
+    assert len(talk) <= sum(sent) < len(talk) + 700
+
+
 @pytest.mark.parametrize("kind", ["WAV", "FLAC", "MP3"])
 def test_the_exception_of_a_signals_handler_ends_the_reading(talk, kind):
     def interrupt(*_):
