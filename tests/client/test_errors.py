@@ -65,6 +65,7 @@ ANSWERS = [
     ("RESOURCE_EXHAUSTED", "Sent message larger than max (9 vs. 8)", InvalidAudio),
     ("RESOURCE_EXHAUSTED", "SERVER: Received message larger than max (9 vs. 8)", InvalidAudio),
     ("RESOURCE_EXHAUSTED", "CLIENT: Received message larger than max (9 vs. 8)", ServerError),
+    ("RESOURCE_EXHAUSTED", "Received message larger than max (17825792 vs. 16777216)", ServerError),
     ("UNKNOWN", "too little memory for an input of this length, or of the length that it claims", InvalidAudio),
     ("RESOURCE_EXHAUSTED", "received metadata size exceeds hard limit (20567 vs. 16384)", ServerError),
     ("RESOURCE_EXHAUSTED", "quota", ServerBusy),
