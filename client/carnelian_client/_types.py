@@ -123,6 +123,8 @@ def check_result(result: Mapping[str, Any]) -> None:
         for name in ("score", "acoustic", "language", "hotwords"):
             _check_number(name, reading[name])
         _check_number("neural", reading.get("neural", 0.0))
+    if type(result.get("rescored", False)) is not bool:
+        raise ValueError(f"rescored must be true or false, but is {result['rescored']!r:.80}")
 
 
 def _check_json(value: Any, left: int = MAX_RESULT_DEPTH) -> None:

@@ -129,6 +129,7 @@ BIG = 10**400
         {"alternatives": [[]]},
         {"alternatives": [{"text": "a", "score": BIG, "acoustic": 0, "language": 0, "hotwords": 0}]},
         {"alternatives": [{"text": 1, "score": 0, "acoustic": 0, "language": 0, "hotwords": 0}]},
+        {"rescored": "no"},
         {"new": float("nan")},
         {"new": json.loads("[" * 30 + "]" * 30)},
         *(
