@@ -151,20 +151,20 @@ class TritonPythonModel:
             )
         if length <= 0:
             return "no samples: a clip must hold at least one sample, but this one has none: SIGNAL_LENGTH is 0 or less"
+        seconds = length * self._frame_s
+        if seconds > UNKNOWN_S:
+            return (
+                f"too long or of unknown length: {limit}, and a file say how long it is; MP3 and other files behind an "
+                "ID3 tag, FLAC written to a pipe or cut in its header, and Ogg with several streams or a picture do "
+                "not: send WAV, or FLAC that was written to a file"
+            )
         if length > self._max_frames:
-            seconds = length * self._frame_s
-            remedy = "; send it in parts"
-            if seconds > UNKNOWN_S:
-                remedy = (
-                    " or, as FLAC written to a pipe, files behind an ID3 tag, and Ogg with several streams or a "
-                    "picture, does not say; send WAV, or FLAC that was written to a file"
-                )
-            return f"too long: {limit}, but this one has {seconds:.2f} s{remedy}"
+            return f"too long: {limit}, but this one has {seconds:.2f} s; send it in parts"
         # A frame of zeros is no distribution: the acoustic stage had no features there.
         if length > len(row) or (row[length - 1, -1] == 0 and not row[length - 1].any()):
             return (
                 f"too long or too few samples: {limit}, to the sample, and a SIGNAL hold all that its SIGNAL_LENGTH "
-                f"counts, but this clip of {length * self._frame_s:.2f} s is over the limit, its SIGNAL holds less, or "
+                f"counts, but this clip of {seconds:.2f} s is over the limit, its SIGNAL holds less, or "
                 "its row is over the limit with its padding"
             )
         # The maximum is NaN if any value is, and above 0 if these are no log-probabilities. The sum in log-softmax
