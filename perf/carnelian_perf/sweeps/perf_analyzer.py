@@ -15,6 +15,7 @@ Its traps (version 2.51, each seen):
 """
 
 import csv
+import os
 import re
 import shutil
 import subprocess
@@ -103,6 +104,9 @@ def run(command: Sequence[str], folder: Path, timeout_s: float) -> Report:
     Raises:
         PerfAnalyzerError: it failed, or took longer than `timeout_s`.
     """
+    # A sweep that is killed takes it along: its requests would be measured with the cell of the next sweep.
+    if setpriv := shutil.which("setpriv", path=os.defpath):
+        command = [setpriv, "--pdeathsig=KILL", *command]
     words_path = folder / WORDS
     with words_path.open("w", encoding="utf-8") as words:
         try:

@@ -1,5 +1,10 @@
 """What perf_analyzer wrote, of programs that write it; the real one is in test_sweep.py."""
 
+import subprocess
+import sys
+import time
+
+import psutil
 import pytest
 from carnelian_perf.raw_file import Split
 from carnelian_perf.sweeps import perf_analyzer
@@ -26,6 +31,17 @@ def test_report_and_stages_are_read_in_milliseconds(tmp_path):
     assert report.latency_ms == {"avg": 80.0, "p50": 70.0, "p90": 90.0, "p95": 95.0, "p99": 99.0}
     assert (report.clips_per_s, report.client_ms) == (12.5, {"send": 0.01, "network": 0.02, "recv": 0.03})
     assert report.stages == {"small_acoustic": Split(0.1, 0.2, 3.0, 0.4)}
+
+
+def test_it_ends_with_a_sweep_that_is_killed(tmp_path):
+    """It went on, and the next sweep measured its requests too."""
+    program = "from carnelian_perf.sweeps import perf_analyzer as p; p.run(['sleep', '600'], p.Path(), 600)"
+    with subprocess.Popen([sys.executable, "-c", program], cwd=tmp_path) as sweep:
+        while not (started := psutil.Process(sweep.pid).children()) or started[0].name() != "sleep":
+            assert sweep.poll() is None
+            time.sleep(0.05)
+        sweep.kill()
+    assert not psutil.wait_procs(started, timeout=30)[1]
 
 
 @pytest.mark.parametrize(
