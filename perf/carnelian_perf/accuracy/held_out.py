@@ -175,7 +175,10 @@ def deal(clips: Sequence[Clip], groups: int) -> list[int]:
     for joined, clip in zip(of_clip, clips, strict=True):
         words[joined] += len(clip.text.split())
     if len(words) < groups:
-        raise ValueError(f"each group must have its own speakers, but there are {len(words)} for {groups} groups")
+        raise ValueError(
+            f"each group must have its own speakers, but there are {len(words)} for {groups} groups: lower `--groups`, "
+            "or give clips of more"
+        )
     sizes = [0] * groups
     group_of: dict[int, int] = {}
     for joined, count in words.most_common():
