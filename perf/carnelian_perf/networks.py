@@ -54,10 +54,11 @@ def _settle(network: CtcNetwork, num_channels: int) -> None:
         norm.eval().momentum = usual
 
 
-def export_random(repository: Path, name: str, source: Path, precision: str = "fp32") -> None:
+def export_random(
+    repository: Path, name: str, source: Path, precision: str = "fp32", provider: str | None = None
+) -> None:
     """Export the network of a training YAML with random weights into a repository, as the model `name`."""
     from carnelian_export.repository import write_model
     from carnelian_export.target import Target
 
-    provider = "cuda" if precision == "fp16" else None  # only a GPU gains by fp16
     write_model(repository, name, *load_network(source), target=Target(precision=precision, provider=provider))

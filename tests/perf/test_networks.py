@@ -1,7 +1,9 @@
 from pathlib import Path
 
+import onnx
+import pytest
 import torch
-from carnelian_perf.networks import load_network
+from carnelian_perf.networks import export_random, load_network
 
 ROOT = Path(__file__).parents[2]
 
@@ -22,3 +24,12 @@ def test_random_weights_hear_what_is_said_and_no_rounding():
     rounding, signal = (log_probs - exact).abs().max(), log_probs.std(1).mean()
     assert rounding < 0.01 * signal  # without a signal it is 4 % and more
     assert len(log_probs.argmax(2).unique()) > 5
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_random_weights_are_exported_for_cuda_only_if_asked_for(tmp_path, precision):
+    source = ROOT / "training/configs/quartznet_demo.yaml"
+    for provider in (None, "cuda"):
+        export_random(tmp_path, "m", source, precision, provider)
+        graph = onnx.load(tmp_path / "m_acoustic/1/model.onnx").graph
+        assert any(node.op_type == "If" for node in graph.node) == (provider == "cuda")

@@ -41,6 +41,9 @@ class ModelUnderTest(_Strict):
     random_weights: HomePath | None = None
     """A training YAML: its network is exported with random weights and served in place of `repository`. Its speed is
     that of a trained one; its transcripts mean nothing."""
+    execution_provider: Literal["cuda", "tensorrt"] | None = None
+    """As of `carnelian-export`, for random weights that a GPU serves; an ordinary export if None. It is the grid's
+    choice, not the machine's, so that results of one grid are of one graph."""
 
     @model_validator(mode="after")
     def _check(self) -> "ModelUnderTest":
@@ -48,6 +51,8 @@ class ModelUnderTest(_Strict):
             raise ValueError(
                 f"`precision` must be fp32 or fp16, in which `random_weights` are exported, but is {self.precision}"
             )
+        if self.execution_provider and not self.random_weights:
+            raise ValueError("`execution_provider` must come with `random_weights`: other models are exported already")
         return self
 
 
@@ -229,6 +234,7 @@ def check_same_subject(grid: Grid, earlier: Grid) -> None:
             **{key: getattr(one, key) for key in ("server", "manifest", "clips")},
             "repository": None if one.server or one.random_weights else one.repository,
             **{f"models.{name}.random_weights": tested.random_weights for name, tested in one.models.items()},
+            **{f"models.{name}.execution_provider": tested.execution_provider for name, tested in one.models.items()},
         }
         for one in (earlier, grid)
     )

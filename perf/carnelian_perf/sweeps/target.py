@@ -80,7 +80,8 @@ def open_target(grid: Grid, scratch: Path) -> Iterator[Target]:
 
                 repository = scratch / "models"
                 for name, source in grid.random_weights.items():
-                    export_random(repository, name, source, grid.models[name].precision)
+                    tested = grid.models[name]
+                    export_random(repository, name, source, tested.precision, tested.execution_provider)
             server = stack.enter_context(quiet_server(repository))
             urls, pid = {"grpc": server.grpc_url, "http": server.http_url}, server.pid
         client = stack.enter_context(grpc.InferenceServerClient(urls["grpc"]))

@@ -2,9 +2,11 @@ import contextlib
 import shlex
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from carnelian_perf.sweeps.grid import GridError, check_files, check_same_subject, list_cells, read_grid
+from carnelian_perf.sweeps.target import open_target
 from carnelian_perf.yardsticks.published import choose
 
 ROOT = Path(__file__).parents[3]
@@ -115,6 +117,7 @@ def test_cells_that_would_share_a_folder_are_refused(tmp_path, more, differing):
         (SMALL + "files: {concurrency: [], poisson: [0.5]}\n", "files.concurrency"),
         ("name: small\nmodels: {a: {random_weights: a.yaml}, b: {}}\nstatic: {}\n", "one repository"),
         ("name: small\nmodels: {a: {random_weights: a.yaml, precision: int8}}\nstatic: {}\n", "must be fp32 or fp16"),
+        ("name: small\nmodels: {a: {execution_provider: cuda}}\nstatic: {}\n", "must come with `random_weights`"),
         ("name: small\nmodels: {}\nstatic: {}\n", "models"),
         ("name: small\nmodels: {'': {}}\nstatic: {}\n", "models"),
         ("name: small\nmodels: {a/b: {}}\nstatic: {}\n", "models.a/b"),
@@ -179,3 +182,20 @@ def test_results_of_another_server_or_of_other_clips_are_not_continued(tmp_path,
     now = read(tmp_path, SMALL + more)
     with pytest.raises(GridError, match=words) if words else contextlib.nullcontext():
         check_same_subject(now, earlier)
+
+
+def test_results_of_another_graph_are_not_continued(tmp_path):
+    models = "name: small\nmodels: {a: {random_weights: a.yaml%s}}\nstatic: {}\n"
+    earlier, now = (read(tmp_path, models % more) for more in ("", ", execution_provider: cuda"))
+    with pytest.raises(GridError, match=r"`models\.a\.execution_provider` .*, None, but is cuda"):
+        check_same_subject(now, earlier)
+
+
+def test_random_weights_are_exported_as_the_grid_says(tmp_path, monkeypatch):
+    found = []
+    monkeypatch.setattr("carnelian_perf.networks.export_random", lambda _, *rest: found.append(rest))
+    server = SimpleNamespace(grpc_url="localhost:1", http_url="localhost:2", pid=1)
+    monkeypatch.setattr("carnelian_perf.launch.quiet_server", lambda _: contextlib.nullcontext(server))
+    models = "{a: {random_weights: a.yaml, precision: fp16}, b: {random_weights: b.yaml, execution_provider: cuda}}"
+    with open_target(read(tmp_path, f"name: small\nmodels: {models}\nstatic: {{}}\n"), tmp_path):
+        assert found == [("a", Path("a.yaml"), "fp16", None), ("b", Path("b.yaml"), "fp32", "cuda")]
