@@ -180,14 +180,16 @@ def render_split(rows: Sequence[Row]) -> str:
     lines = []
     for row in stable:
         found, everything = row.stages, row.latency_ms["avg"]
-        over = everything / found["acoustic"].total - 1
+        client_ms = row.client_ms
+        # If it is not known, the stages' times are not parts of the request's.
+        over = "-" if client_ms is None else f"{everything / found['acoustic'].total - 1:+.0%}"
         cells = [
             f"{row.cell.duration_s:g}",
             row.load,
-            _show(row.client_ms),
+            _show(client_ms),
             *(str(found[stage]) for stage in stages),
         ]
-        lines.append([*cells, _show(everything), f"{over:+.0%}"])
+        lines.append([*cells, _show(everything), over])
     legend = "Where the mean request's milliseconds go: queue + input + **infer** + output of each stage.\n\n"
     return legend + table(head, lines)
 

@@ -35,6 +35,14 @@ def test_tables_have_medians_beside_the_published_row(sweep, read_row):
     assert "\n## FLAC files, one per request: quartznet_15x5, fp32, onnxruntime, grpc\n" in page
 
 
+def test_stages_that_take_longer_than_the_request_are_compared_with_nothing(static_cell, make_result, read_row):
+    result = make_result(static_cell, 40.0)
+    report = dataclasses.replace(result.report, client_ms={"send": 0.5, "network": 1.0, "recv": 0.5})  # queues: 3 ms
+    page = render_page(make_rows([dataclasses.replace(result, report=report)]), {}, "small", {})
+    row = read_row(page, "2", "batch 1")
+    assert (row[2], row[-1]) == ("-", "-")
+
+
 def test_published_network_of_another_name_is_said_to_be_one(sweep):
     page = write_report(sweep, choose("jasper_10x5dr", "A100", "fp16"))[0].read_text()
     assert "over ours. **quartznet_15x5 may be another network than jasper_10x5dr.**\n" in page
