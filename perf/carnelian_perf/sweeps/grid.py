@@ -73,8 +73,15 @@ class Files(_Strict):
 
 
 def _check_address(text: str) -> str:
-    if not re.fullmatch(r"[^/]+:\d{1,5}", text):
-        raise ValueError("must be host:port, such as localhost:8001")
+    found = re.fullmatch(r"[^/]+:([0-9]{1,5})", text)
+    # Connecting takes any number as a port, modulo 65536.
+    if not found or not 1 <= int(found[1]) <= 65535:
+        raise ValueError("must be host:port, such as localhost:8001, with a port of 1 to 65535")
+    return text
+
+
+def _check_url(text: str) -> str:
+    _check_address(text.removeprefix("http://"))
     return text
 
 
@@ -82,7 +89,7 @@ class Running(_Strict):
     """The addresses of a server that already runs."""
 
     grpc: Annotated[str, AfterValidator(_check_address)]
-    http: str | None = None
+    http: Annotated[str, AfterValidator(_check_url)] | None = None
 
 
 class Grid(_Strict):
