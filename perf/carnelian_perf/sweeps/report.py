@@ -231,7 +231,14 @@ def _describe(rows: Sequence[Row], published: Published) -> str:
     speech, accuracy = first.speech, first.accuracy
     rounds = [len(row.results) for row in rows]
     fewest, most = min(rounds), max(rounds)
-    most_cer = max(rounding_cer(result.cell.precision, str(result.machine["accelerator"])) for result in results)
+    allowed = {
+        f"{result.cell.model} ({result.cell.precision})": rounding_cer(
+            result.cell.precision, str(result.machine["accelerator"])
+        )
+        for result in results
+    }
+    most_cer = max(allowed.values())
+    of_some = "" if all(allowed.values()) else f" of {', '.join(name for name, cer in allowed.items() if cer)}"
     over = ", over gRPC" if any(result.cell.protocol == "http" for result in results) else ""
     facts = [
         "Latencies are milliseconds of a request, by Triton's perf_analyzer. "
@@ -246,7 +253,7 @@ def _describe(rows: Sequence[Row], published: Published) -> str:
             f"WER is measured on its {accuracy['utterances']:.0f} whole clips ({accuracy['words']:.0f} words)."
             if accuracy
             else "The weights are random, so there is no WER: speed does not depend on them."
-            + (f" Rounding may change {most_cer:.0%} of a transcript's characters." if most_cer else "")
+            + (f" Rounding may change {most_cer:.0%} of a transcript's characters{of_some}." if most_cer else "")
         ),
         f"Machine: {'; '.join(machines)}. Other processes {say_busy(busy)} just before the runs"
         + ("." if is_quiet else ": compare latencies with each other; do not take them as absolute."),

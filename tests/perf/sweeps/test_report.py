@@ -57,6 +57,15 @@ def test_all_machines_and_versions_are_named(tmp_path, static_cell, file_cell, m
     assert "- Versions: tritonserver 2.52.0; tritonserver 2.51.0.\n" in page
 
 
+def test_rounding_is_said_of_the_models_that_it_may_change(static_cell, make_result):
+    cells = [dataclasses.replace(static_cell, model=name, precision=name) for name in ("fp16", "fp32")]
+    half, full = (dataclasses.replace(make_result(cell, 40.0), accuracy={}) for cell in cells)
+    said = "Rounding may change 10% of a transcript's characters"
+    assert f"{said} of fp16 (fp16).\n" in render_page(make_rows([half, full]), {}, "small", {})
+    assert f"{said}.\n" in render_page(make_rows([half]), {}, "small", {})
+    assert "Rounding" not in render_page(make_rows([full]), {}, "small", {})
+
+
 @pytest.mark.parametrize(
     ("keys", "value"),
     [
