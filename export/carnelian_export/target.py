@@ -48,9 +48,9 @@ class Target:
         if self.provider is not None and self.precision == "int8":
             raise TargetError("--precision int8 is for CPUs, and has no --execution-provider")
         if (self.precision == "int8") != (self.int8_clips is not None):
+            found = f"is {self.int8_clips} for {self.precision}" if self.int8_clips else "is not given"
             raise TargetError(
-                "--int8-clips must name a manifest of clips for --precision int8, and is for that alone, but "
-                f"is {self.int8_clips} for {self.precision}"
+                f"--int8-clips must name a manifest of clips for --precision int8, and is for that alone, but {found}"
             )
         if self.timing_cache is not None:
             _check_only("--timing-cache", "tensorrt", self.format)

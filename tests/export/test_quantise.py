@@ -130,7 +130,7 @@ def test_jasper_has_an_int8_form_too(jasper, clips, tmp_path):
 
 
 def test_int8_needs_clips_and_nothing_else_takes_them(tmp_path, config):
-    with pytest.raises(TargetError, match="--int8-clips must name a manifest"):
+    with pytest.raises(TargetError, match=r"--int8-clips must name a manifest .*, but is not given$"):
         Target(precision="int8")
     with pytest.raises(TargetError, match="is for that alone"):
         Target(int8_clips=tmp_path)
