@@ -4,15 +4,19 @@ import gzip
 import math
 import os
 import resource
+import struct
 import sys
 import tracemalloc
+from pathlib import Path
 
+import kenlm
 import numpy as np
 import pytest
 from carnelian_training.ctc import Decoder, MissingPackage, Options
 from carnelian_training.ctc.language_model import LanguageModel, LanguageModelError, match_case
 
 LABELS = [" ", "a", "b"]
+NGRAMS = Path(__file__).parents[2] / "model_repository" / "quartznet_demo_ctc" / "1" / "english.klm"
 
 
 @pytest.mark.parametrize(
@@ -162,6 +166,28 @@ def test_what_is_no_language_model_is_refused(tmp_path, content):
     path = tmp_path / "lm.klm"
     path.write_bytes(content)
     with pytest.raises(LanguageModelError, match=r"must be an ARPA file or a KenLM binary"):
+        LanguageModel(path, LABELS)
+
+
+@pytest.mark.parametrize("word", ["<unk>", "</s>", "the"])
+def test_a_damaged_probability_is_refused(tmp_path, word):
+    """Those of <unk> and </s> loaded."""
+    nowhere = kenlm.State()
+    original = kenlm.Model(str(NGRAMS))
+    original.NullContextWrite(nowhere)
+    number = struct.pack("<f", original.BaseScore(nowhere, word, kenlm.State()))
+    path = tmp_path / "lm.klm"
+    path.write_bytes(NGRAMS.read_bytes().replace(number, struct.pack("<f", math.nan)))
+    with pytest.raises(LanguageModelError, match=rf"must give each word a finite logarithm .* gives '{word}' nan"):
+        LanguageModel(path, [" ", "'", *map(chr, range(ord("a"), ord("z") + 1))])
+
+
+@pytest.mark.parametrize("line", ["-2.0\t<unk>", "-1.0\t</s>", "-0.9\tab"])
+def test_minus_infinity_is_refused_because_a_weight_of_zero_makes_it_nan(tmp_path, arpa, line):
+    path = tmp_path / "lm.arpa"
+    word = line.partition("\t")[2]
+    path.write_text(arpa.read_text().replace(line, f"-inf\t{word}"))
+    with pytest.raises(LanguageModelError, match=rf"-99 if it never comes, but gives '{word}' -inf"):
         LanguageModel(path, LABELS)
 
 

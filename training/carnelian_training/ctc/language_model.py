@@ -77,13 +77,16 @@ class LanguageModel:
         self._model.NullContextWrite(nowhere)
         self.best = np.full(len(self.tree), -np.inf)
         scores = [self._model.BaseScore(nowhere, word, after) for word in self._words]
-        for word, score in zip(self._words, scores, strict=True):
-            if not score <= 0:  # nor NaN
-                raise LanguageModelError(f"{path} is damaged: the word {word!r} has the score {score}; make it anew")
+        unknown, end = (self._model.BaseScore(nowhere, mark, after) for mark in ("<unk>", "</s>"))
+        for word, score in zip([*self._words, "<unk>", "</s>"], [*scores, unknown, end], strict=True):
+            if not -math.inf < score <= 0:  # nor NaN; minus infinity times a weight of 0 would be NaN
+                raise LanguageModelError(
+                    f"{path} must give each word a finite logarithm of 0 at most, {NEVER:g} if it never comes, but "
+                    f"gives {word!r} {score}; make it anew"
+                )
         self.best[ends] = np.multiply(scores, LN_10)
         for state in range(len(parents) - 1, 0, -1):  # deepest first
             self.best[parents[state]] = max(self.best[parents[state]], self.best[state])
-        unknown = self._model.BaseScore(nowhere, "<unk>", after)
         self._unknown_offset = 0.0  # natural logarithm
         if unknown <= NEVER:
             # With a probability of about 0, no boost could make up for a hot word that the model does not know.
