@@ -1,6 +1,7 @@
 """Language models of words beside a network: which files load, and what they say of a text."""
 
 import gzip
+import itertools
 import math
 import os
 import resource
@@ -197,10 +198,24 @@ def test_a_small_file_that_would_fill_the_disk_is_refused_before_it_is_unpacked(
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 23, limit[1]))  # a larger file would be an OSError
     try:
-        with pytest.raises(LanguageModelError, match=r"lm\.arpa\.gz must hold at most 20 times its size"):
+        with pytest.raises(LanguageModelError, match=r"lm\.arpa\.gz must hold at most 100 times its size.* `gzip -d`"):
             LanguageModel(path, LABELS)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+
+
+def test_n_grams_of_number_words_alone_may_be_packed(tmp_path):
+    words = [f"{digit}undzwanzig" for digit in ("ein", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht")]
+    grams = [[" ".join(gram) for gram in itertools.product(words, repeat=order)] for order in range(1, 6)]
+    grams[0] += ["<unk>", "<s>", "</s>"]
+    lines = ["\\data\\", *(f"ngram {i}={len(some)}" for i, some in enumerate(grams, 1))]
+    for i, some in enumerate(grams, 1):
+        lines += ["", f"\\{i}-grams:", *(f"-1.5\t{gram}" for gram in some)]
+    path = tmp_path / "lm.arpa.gz"
+    content = "\n".join([*lines, "", "\\end\\", ""]).encode()
+    path.write_bytes(gzip.compress(content, mtime=0))
+    assert len(content) > 25 * path.stat().st_size
+    assert LanguageModel(path, sorted(set("".join(words)) | {" "})).rate(words[0])[1] == 0
 
 
 def test_a_language_model_may_be_in_a_folder_that_is_not_utf8(tmp_path, arpa):
