@@ -107,6 +107,17 @@ def test_an_imported_model_is_a_checkpoint_like_any_other(tmp_path, call):
     assert [(stage.blocks, stage.repeat) for stage in config.model.stages] == [(1, 1), (2, 2), (1, 3), (1, 1), (1, 1)]
 
 
+def test_a_label_that_cannot_be_printed_is_replaced_as_the_message_says(rewrite, tmp_path, call):
+    labels = sources.read(JASPER)[0].labels
+    source = rewrite(lambda tree, _: tree["decoder"].update(vocabulary=[*labels[:-1], "\x92"]), source=JASPER)
+    status, _, err = call(main, "import", source, tmp_path / "x.pt")
+    assert status == 1
+    assert "but has '\\x92': put others in their place" in err
+    assert "`carnelian-train import --set 'labels=[...]'`" in err
+    assert call(main, "import", source, tmp_path / "x.pt", "--set", f"labels={list(labels)}")[0] == 0
+    assert checkpoint.load_model(tmp_path / "x.pt")[0].labels == labels
+
+
 def test_any_alphabet_comes_along(rewrite):
     config, _ = sources.read(JASPER, "other")
     assert "".join(config.labels) == " abäöüßłżąéñж中文字"

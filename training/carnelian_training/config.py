@@ -213,8 +213,9 @@ class Config:
             )
         if controls := [label for label in self.labels if unicodedata.category(label) in ("Cc", "Cs")]:
             raise ValueError(
-                "`labels` must have no control characters and lone surrogates, but has "
-                f"{', '.join(map(ascii, controls[:10]))}"
+                "`labels` must have no control characters or lone surrogates, as transcripts are printed, but has "
+                f"{', '.join(map(ascii, controls[:10]))}: put others in their place, for a checkpoint of another "
+                "toolkit with `carnelian-train import --set 'labels=[...]'`"
             )
         is_wav2vec2 = isinstance(self.model, Wav2Vec2Config)
         if is_wav2vec2 != isinstance(self.features, WaveformSettings):
