@@ -5,6 +5,7 @@ import functools
 import gzip
 import io
 import lzma
+import os
 import subprocess
 import tarfile
 import tracemalloc
@@ -106,7 +107,7 @@ def test_a_link_is_refused_by_name(tmp_path, target):
     link.type, link.linkname = tarfile.SYMTYPE, target
     with tarfile.open(path, "w") as archive:
         archive.addfile(link)
-    with pytest.raises(CheckpointError, match=r"x\.nemo: model_config\.yaml must be a regular file, but is none"):
+    with pytest.raises(CheckpointError, match=r"x\.nemo: model_config\.yaml must be a regular file, but is a link"):
         sources.read(path)
 
 
@@ -120,4 +121,24 @@ def test_an_archive_taken_apart_is_read_once_packed_as_the_message_says(is_there
         sources.read(Path() if is_there else Path(folder.name))
     subprocess.run(str(refusal.value).partition("pack it: ")[2], shell=True, check=True)
     packed = tmp_path / "my model's.nemo"
+    assert sources.read(packed, "same")[0] == sources.read(REFERENCES / "quartznet.nemo", "same")[0]
+
+
+@pytest.mark.parametrize("link", [os.link, os.symlink])
+def test_a_folder_of_links_is_packed_as_the_messages_say(link, tmp_path):
+    """`tar` keeps the links, unless told not to."""
+    folder, plain, packed = tmp_path / "x", tmp_path / "plain.nemo", tmp_path / "x.nemo"
+    folder.mkdir()
+    subprocess.run(["tar", "-C", folder, "-xf", REFERENCES / "quartznet.nemo"], check=True)
+    (folder / nemo_archive.WEIGHTS_FILE).rename(folder / "last.ckpt")
+    link(folder / "last.ckpt", folder / nemo_archive.WEIGHTS_FILE)
+    names = ["last.ckpt", nemo_archive.CONFIG_FILE, nemo_archive.WEIGHTS_FILE]
+    subprocess.run(["tar", "-C", folder, "-cf", plain, *names], check=True)
+    with pytest.raises(CheckpointError, match=r"is a link or the like: .* `(tar [-a-z ]+)`") as refusal:
+        sources.read(plain)
+    with pytest.raises(CheckpointError, match="pack it: tar") as advice:
+        sources.read(folder)
+    command = str(advice.value).partition("pack it: ")[2]
+    assert command.startswith(str(refusal.value).split("`")[1])
+    subprocess.run(command, shell=True, check=True)
     assert sources.read(packed, "same")[0] == sources.read(REFERENCES / "quartznet.nemo", "same")[0]

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 CONFIG_FILE, WEIGHTS_FILE = "model_config.yaml", "model_weights.ckpt"
+FOLLOW_LINKS = ("--dereference", "--hard-dereference")
+"""The options with which `tar` packs files in the place of links to them."""
 
 
 class _Header(tarfile.TarInfo):
@@ -58,7 +60,10 @@ def read(path: Path) -> tuple[Options, dict[str, Tensor]]:
                 name = PurePosixPath(member.name).name
                 if name in (CONFIG_FILE, WEIGHTS_FILE):
                     if not member.isreg():  # `tarfile` would follow a link, to no member or to itself
-                        raise CheckpointError(f"{path}: {name} must be a regular file, but is none")
+                        raise CheckpointError(
+                            f"{path}: {name} must be a regular file, but is a link or the like: unpack the archive and "
+                            f"pack it again with `tar {' '.join(FOLLOW_LINKS)}`"
+                        )
                     file = archive.extractfile(member)
                     assert isinstance(file, io.BufferedReader)
                     if name == WEIGHTS_FILE and not file.peek(len(ZIP)).startswith((ZIP, PICKLE)):

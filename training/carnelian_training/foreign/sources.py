@@ -78,7 +78,7 @@ def _interpret(
             packed = folder.with_name(f"{folder.name}.nemo")
             raise CheckpointError(
                 f"{path} must be a .nemo file, but is one taken apart; pack it: "
-                f"{shlex.join(['tar', '-C', str(folder), '-cf', str(packed), '.'])}"
+                f"{shlex.join(['tar', *nemo_archive.FOLLOW_LINKS, '-C', str(folder), '-cf', str(packed), '.'])}"
             )
         tree, tensors, alphabet = huggingface.read(path, language)
         taken = set() if alphabet is None else {"--language"}
