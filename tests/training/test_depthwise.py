@@ -49,6 +49,19 @@ def test_autocast_leaves_results_and_gradients_in_float32():
         torch.testing.assert_close(grad, reference)
 
 
+def test_a_training_step_keeps_an_activation_in_its_own_type():
+    """A copy in float32 was kept beside it: 110 MB of the 1350 MB of a step of QuartzNet 15x5 in bfloat16."""
+    conv = MaskedConv(16, 16, 9, groups=16).train()
+    x = torch.randn(2, 16, 1, 50).bfloat16().to(memory_format=torch.channels_last).requires_grad_()
+    kept = []
+    with (
+        torch.autocast("cpu", torch.bfloat16),
+        torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor.data_ptr()) or tensor, lambda t: t),
+    ):
+        conv(x)
+    assert set(kept) == {x.data_ptr(), conv.weight.data_ptr()}
+
+
 def test_dropout_happens_with_its_probability_and_keeps_the_mean():
     torch.manual_seed(0)
     x = torch.ones(5, 64, 1, 333).to(memory_format=torch.channels_last).requires_grad_()

@@ -33,20 +33,21 @@ def convolve_depthwise(x: Tensor, weight: Tensor, stride: int) -> Tensor:
     Under autocast, too, the result is float32.
     """
     with torch.autocast("cpu", enabled=False):
-        result: Tensor = _DepthwiseConv.apply(x.float(), weight, stride)  # type: ignore[no-untyped-call]
+        result: Tensor = _DepthwiseConv.apply(x, weight, stride)  # type: ignore[no-untyped-call]
     return result
 
 
 class _DepthwiseConv(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, stride: int) -> Tensor:
-        ctx.save_for_backward(x, weight)
+        ctx.save_for_backward(x, weight)  # no float32 copy of `x`, which may be bfloat16
         ctx.stride = stride
-        return F.conv2d(x, weight, None, (1, stride), (0, weight.shape[3] // 2), 1, weight.shape[0])
+        return F.conv2d(x.float(), weight, None, (1, stride), (0, weight.shape[3] // 2), 1, weight.shape[0])
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
-        x, weight = ctx.saved_tensors
+        saved, weight = ctx.saved_tensors
+        x = saved.float()
         grad_x = grad_weight = None
         if ctx.needs_input_grad[0]:
             grad_x, _, _ = torch.ops.aten.convolution_backward(
@@ -64,7 +65,7 @@ class _DepthwiseConv(torch.autograd.Function):
             )
         if ctx.needs_input_grad[1]:
             grad_weight = weight_gradient(x, grad, ctx.stride, weight.shape[3])
-        return grad_x, grad_weight, None
+        return grad_x, grad_weight, None  # autograd rounds `grad_x` to the type of `x`
 
 
 def runs_on(device: torch.device) -> bool:
