@@ -135,6 +135,15 @@ def test_a_table_of_a_model_without_a_decoding_stage_of_its_own_is_one_line(serv
     assert "must count the time of quartznet_demo_pcm_ctc, but says: requested model" in err
 
 
+def test_a_table_compares_a_checkpoint_with_the_served_model_of_its_name(server, tmp_path, command):
+    """It was compared with `quartznet_demo`, whatever it was."""
+    config, content = checkpoint.load(DEMO)
+    checkpoint.save(tmp_path / "a.pt", replace(config, name="mine"), content["weights"], results={})
+    status, _, err = command("--table", tmp_path / "a.pt", CLIPS, "--url", server.grpc_url)
+    assert status == 1
+    assert "'mine'" in err or "mine_ctc" in err
+
+
 def test_a_server_that_is_shutting_down_is_an_error_in_one_line(monkeypatch):
     def shutting_down(self):
         raise carnelian_client.ModelNotReady("Server not ready")

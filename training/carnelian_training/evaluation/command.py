@@ -39,7 +39,11 @@ def evaluate(
         ),
     ] = False,
     model: Annotated[
-        str | None, typer.Option(help="With --url, the name of the served model.", show_default=SERVED)
+        str | None,
+        typer.Option(
+            help="With --url, the name of the served model.",
+            show_default=f"{SERVED}; with --table, the checkpoint's name",
+        ),
     ] = None,
     decoder: Decoder = None,
     language_model: LanguageModel = None,
@@ -64,7 +68,6 @@ def evaluate(
         raise typer.BadParameter("--model must come with --url: it is the name of a served model")
     if model == "":
         raise typer.BadParameter("--model must be the name of a served model, but is empty")
-    server = (url, model or SERVED) if url else None
     has_spaces = True  # a server does not say its labels
     if out is not None:
         check_apart(out, *paths, language_model, neural_language_model, lm_weights)
@@ -75,7 +78,7 @@ def evaluate(
             )
         if len(paths) < 2:
             raise typer.BadParameter("give CHECKPOINT MANIFEST...")
-        _compare(paths, language_model, neural_language_model, lm_weights, server, out)
+        _compare(paths, language_model, neural_language_model, lm_weights, url, model, out)
         return
     expected = ["MANIFEST"] if url else ["CHECKPOINT", "MANIFEST"]
     if url and (language_model or neural_language_model or lm_weights):
@@ -89,10 +92,10 @@ def evaluate(
     from carnelian_training.evaluation.evaluate import evaluate as run
 
     decoding = _read_decoding(decoder, options, language_model, neural_language_model)
-    if server:
+    if url:
         from carnelian_training.evaluation.served import evaluate_served
 
-        evaluation = evaluate_served(*server, paths[0], decoding)
+        evaluation = evaluate_served(url, model or SERVED, paths[0], decoding)
     else:
         from carnelian_training.data.manifest import warn_of_characters
         from carnelian_training.distributed import joined
@@ -187,7 +190,8 @@ def _compare(
     language_model: Path | None,
     neural_language_model: Path | None,
     lm_weights: Path | None,
-    server: tuple[str, str] | None,
+    url: str | None,
+    model: str | None,
     out: Path | None,
 ) -> None:
     """Compute, print and write the table of `evaluate --table`; `paths` are a checkpoint and manifests."""
@@ -196,6 +200,7 @@ def _compare(
     from carnelian_training.evaluation.recogniser import load_recogniser
 
     config, network, decoder, usual = load_recogniser(paths[0], language_model, neural_language_model, lm_weights)
+    server = (url, model or config.name) if url else None
     rows = list(compare(network.to(find_device()), config, paths[1:], decoder, usual, server))
     typer.echo(render_comparison(rows))
     if out is not None:
