@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +18,7 @@ import pytest
 from carnelian_serving.endings import has_ended
 from carnelian_serving.errors import ServerError
 from carnelian_serving.installation import find_installation
+from carnelian_serving.launcher import Server
 
 DEAF_PARENT = [
     *(sys.executable, "-c"),
@@ -85,17 +87,29 @@ def test_a_model_that_crashes_as_it_is_added_leaves_the_others_serving(
             server.wait()
 
 
-def test_a_model_that_crashes_as_it_is_loaded_anew_goes_on_serving(cut_repository, add_model, make_server, wait_until):
+@pytest.mark.parametrize(("is_seen", "process_name"), [(True, "added"), (False, "an unnamed model")])
+def test_a_model_that_crashes_as_it_is_loaded_anew_goes_on_serving(
+    cut_repository, tmp_path, add_model, make_server, stubs_of, wait_until, is_seen, process_name
+):
     log = []
+    crash = tmp_path / "crash"
     added = add_model(cut_repository, "added", PYTHON_CONFIG, {"model.py": IDLE})
-    options = ["--model-control-mode=poll", "--repository-poll-secs=1"]
-    with make_server(cut_repository, exit_timeout_s=1, triton_options=options, on_log=log.append) as server:
-        (added / "1" / "model.py").unlink()
+    options = ["--model-control-mode=explicit", "--load-model=*"]
+    server = make_server(cut_repository, exit_timeout_s=1, triton_options=options, on_log=log.append)
+    with ThreadPoolExecutor() as pool, server:
+        (added / "1" / "model.py").write_text(CRASHES_ONCE_TOLD.format(crash=crash))
+        pool.submit(load, server, "added")  # which gets no answer
+        wait_until(lambda: "added" in stubs_of(server))
+        if is_seen:
+            server._triton.crashed_instances()
+        crash.touch()
         children = psutil.Process(server.pid).children
         wait_until(lambda: any(child.status() == psutil.STATUS_ZOMBIE for child in children()))
         wait_until(lambda: server._triton.crashed_instances() or any("while others serve" in line for line in log))
         assert [server._triton.crashed_instances() for _ in range(2)] == [[], []]
-        assert server._ask("/v2/models/added/versions/1/ready", unanswered=False)
+        [warning] = [line for line in log if "a model that is loaded while others serve" in line]
+        assert f"the process of {process_name} (SIGSEGV) has crashed; the others go on" in warning
+        urllib.request.urlopen(f"http://{server.http_url}/v2/models/added/versions/1/ready", timeout=60).close()
 
 
 @pytest.mark.parametrize("answers", [True, False])
@@ -105,8 +119,7 @@ def test_a_crashed_instance_of_a_model_that_was_added_ends_the_server(
     add_model(cut_repository, "added", PYTHON_CONFIG, {"model.py": IDLE})
     options = ["--model-control-mode=explicit", "--load-model=cut"]
     with make_server(cut_repository, triton_options=options) as server:
-        load = f"http://{server.http_url}/v2/repository/models/added/load"
-        urllib.request.urlopen(urllib.request.Request(load, method="POST"), timeout=60).close()
+        load(server, "added")
         server._triton.crashed_instances()
         if not answers:
             os.kill(server.pid, signal.SIGSTOP)
@@ -118,11 +131,15 @@ def test_a_crashed_instance_of_a_model_that_was_added_ends_the_server(
 def test_a_model_that_was_added_under_any_name_can_be_asked_about(cut_repository, add_model, make_server):
     with make_server(cut_repository, triton_options=["--model-control-mode=explicit", "--load-model=cut"]) as server:
         add_model(cut_repository, "a%20b", PYTHON_CONFIG, {"model.py": IDLE})  # the others' stubs do not even start
-        load = f"http://{server.http_url}/v2/repository/models/a%20b/load"
-        urllib.request.urlopen(urllib.request.Request(load, method="POST"), timeout=60).close()
+        load(server, "a%20b")
         names = ("a%20b", "grün", "two words")
         is_ready = [server._ask(f"/v2/models/{name}/versions/1/ready", unanswered=True) for name in names]
         assert is_ready == [True, False, False]
+
+
+def load(server: Server, model: str) -> None:
+    url = f"http://{server.http_url}/v2/repository/models/{model}/load"
+    urllib.request.urlopen(urllib.request.Request(url, method="POST"), timeout=60).close()
 
 
 def test_sigterm_is_heeded_though_the_parent_blocked_it(cut_repository, start_command):
