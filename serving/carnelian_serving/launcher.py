@@ -12,7 +12,6 @@ import shutil
 import socket
 import tempfile
 import time
-import urllib.parse
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -182,7 +181,7 @@ class Server:
                 check_room(find_free_bytes())
             self._launch(installation, served_path(self.repository, self._models, scratch), scratch)
             self._wait_until_ready()
-            self._triton.spare_loads(partial(self._ask, unanswered=True))
+            self._triton.spare_loads()
             if not installation.is_native:
                 room_bytes = find_free_bytes() + self.shared_memory_bytes
                 if shortage := describe_shortage(room_bytes, self._triton.num_instances):
@@ -289,18 +288,13 @@ class Server:
                 socket.create_connection((self._addresses["metrics"], self._ports["--metrics-port"]), 1).close()
         except OSError:
             return False
-        return self._ask("/v2/health/ready", unanswered=False)
-
-    def _ask(self, path: str, *, unanswered: bool) -> bool:
-        """Whether the server answers OK; `unanswered` if it does not answer."""
         # Not urllib.request: it would go through a proxy even to this machine's own address.
         connection = http.client.HTTPConnection(self._addresses["http"], self._ports["--http-port"], timeout=1)
         try:
-            # Names of models that are added later may hold anything. Triton does not decode them, so `%` stays.
-            connection.request("GET", urllib.parse.quote(path, safe="/%", errors="surrogateescape"))
+            connection.request("GET", "/v2/health/ready")
             return connection.getresponse().status == http.HTTPStatus.OK
         except (OSError, http.client.HTTPException):
-            return unanswered
+            return False
         finally:
             connection.close()
 

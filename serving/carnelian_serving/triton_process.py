@@ -102,14 +102,9 @@ class TritonProcess:
         assert self._process.stdout is not None
         self.log.follow(self._process.stdout, rewrite)
 
-    def spare_loads(self, is_ok: Callable[[str], bool]) -> None:
-        """Let the server go on from now on where a model that it loads in addition crashes.
-
-        Args:
-            is_ok: Whether the server answers OK on a path of its HTTP interface.
-        """
+    def spare_loads(self) -> None:
+        """Let the server go on from now on where a model that it loads in addition crashes."""
         self._stubs.spare_loads(
-            is_ok,
             lambda crash: self.log.tell(
                 f"carnelian-serve: a model that is loaded while others serve must load, but {describe_crash([crash])}; "
                 "the others go on. Until carnelian-serve is started anew, tritonserver might not load any more"

@@ -2,6 +2,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from carnelian_serving.endings import Crash, describe_crash
@@ -18,7 +21,7 @@ def start_stub(tmp_path):
     executable.symlink_to(sys.executable)
     started = []
 
-    def start(instance="cut_0_0", program=program):
+    def start(instance="cut_0_0"):
         arguments = [executable.name, program, *"234567", instance]
         process = subprocess.Popen(arguments, executable=executable, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         started.append(process)
@@ -49,90 +52,60 @@ def test_a_stub_that_stays_uncollected_has_crashed(stub):
     assert watch.crashed() == [Crash("cut_0_0", -signal.SIGKILL)]
 
 
-@pytest.mark.parametrize("is_loaded", [True, False])
-def test_a_crash_is_spared_and_told_once_while_its_model_loads(start_stub, is_loaded):
-    def is_ok(path):
-        assert path == "/v2/models/cut/versions/1/ready"
-        return is_loaded
+@pytest.fixture
+def start_loading_stub(start_stub, wait_until):
+    """Starts a stub as Triton loads an instance: in a thread of its own, which the returned function ends."""
+    with ThreadPoolExecutor(1) as pool:
 
+        def start():
+            thread = pool.submit(threading.get_native_id).result()
+            stub = pool.submit(start_stub).result()
+
+            def finish_loading():
+                pool.shutdown()
+                wait_until(lambda: not Path(f"/proc/self/task/{thread}").exists())
+
+            return stub, finish_loading
+
+        yield start
+
+
+@pytest.mark.parametrize("is_seen", [True, False])
+@pytest.mark.parametrize("is_loaded", [True, False])
+def test_a_crash_is_spared_and_told_once_while_its_instance_loads(start_loading_stub, is_loaded, is_seen):
     told = []
     watch = StubWatch(os.getpid())
-    watch.spare_loads(is_ok, told.append)
-    stub = start_stub()
-    watch.crashed()
+    watch.spare_loads(told.append)
+    stub, finish_loading = start_loading_stub()
+    if is_loaded:
+        finish_loading()
+    if is_seen:
+        watch.crashed()
     end(stub)
-    crash = Crash("cut_0_0", -signal.SIGKILL)
+    crash = Crash("cut_0_0" if is_seen else "an unnamed model", -signal.SIGKILL)
     watch.crashed()
     assert [watch.crashed(), watch.crashed()] == [[crash] * is_loaded] * 2
     assert told == [crash] * (not is_loaded)
 
 
-def test_a_crash_of_a_stub_that_was_never_seen_is_spared(start_stub):
-    told = []
+def test_a_crash_that_was_spared_counts_when_its_instance_is_loaded_after_all(start_loading_stub):
     watch = StubWatch(os.getpid())
-    watch.spare_loads(lambda path: True, told.append)
-    end(start_stub())
-    assert [watch.crashed(), watch.crashed()] == [[], []]
-    assert told == [Crash("an unnamed model", -signal.SIGKILL)]
-
-
-def test_a_crash_that_was_spared_stays_so_when_its_version_is_loaded_after_all(start_stub):
-    is_ready = False
-    watch = StubWatch(os.getpid())
-    watch.spare_loads(lambda path: is_ready, lambda crash: None)
-    stub = start_stub()
-    watch.crashed()
+    watch.spare_loads([].append)
+    stub, finish_loading = start_loading_stub()
     end(stub)
     assert [watch.crashed(), watch.crashed()] == [[], []]
-    is_ready = True
-    assert watch.crashed() == []
+    finish_loading()
+    assert watch.crashed() == [Crash("an unnamed model", -signal.SIGKILL)]
 
 
-def test_the_name_of_a_model_may_be_no_utf_8(start_stub, tmp_path):
-    program = tmp_path / os.fsdecode(b"gr\xfcn") / "1" / "model.py"
-    program.parent.mkdir(parents=True)
-    program.write_text("print(flush=True); input()")
-    asked = []
+def test_the_name_of_an_instance_may_be_no_utf_8(start_stub):
+    name = os.fsdecode(b"gr\xfcn_0_0")
     watch = StubWatch(os.getpid())
-    watch.spare_loads(lambda path: asked.append(path) or True, lambda crash: None)
-    stub = start_stub(program=program)
+    stub = start_stub(name)
     watch.crashed()
     end(stub)
     watch.crashed()
-    assert watch.crashed() == [Crash("cut_0_0", -signal.SIGKILL)]
-    assert asked == [os.fsdecode(b"/v2/models/gr\xfcn/versions/1/ready")]
-
-
-def test_a_crash_of_the_newer_of_two_stubs_of_an_instance_is_spared(start_stub):
-    """Triton loads a version anew beside the old one, which serves until then."""
-    told = []
-    watch = StubWatch(os.getpid())
-    watch.spare_loads(lambda path: True, told.append)
-    start_stub()
-    newer = start_stub()
-    watch.crashed()
-    end(newer)
-    assert [watch.crashed(), watch.crashed()] == [[], []]
-    assert told == [Crash("cut_0_0", -signal.SIGKILL)]
-
-
-def test_a_crash_of_a_helper_of_a_ready_model_is_spared(start_stub):
-    told = []
-    watch = StubWatch(os.getpid())
-    watch.spare_loads(lambda path: True, told.append)
-    helper = start_stub("cut")
-    watch.crashed()
-    end(helper)
-    assert [watch.crashed(), watch.crashed()] == [[], []]
-    assert told == [Crash("cut", -signal.SIGKILL)]
-
-
-def test_a_stub_that_ran_before_loads_are_spared_is_an_instance(stub):
-    watch = StubWatch(os.getpid())
-    watch.spare_loads(lambda path: False, [].append)
-    end(stub)
-    watch.crashed()
-    assert watch.crashed() == [Crash("cut_0_0", -signal.SIGKILL)]
+    assert watch.crashed() == [Crash(name, -signal.SIGKILL)]
 
 
 def test_a_stub_that_stays_stopped_stands_still(stub):
