@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 
-from carnelian_serving.endings import KILLED, Crash, describe_crash, describe_exit, has_ended
+from carnelian_serving.endings import KILLED, Crash, describe_crash, describe_exit, has_ended, sleep_until_end
 from carnelian_serving.errors import ServerError
 from carnelian_serving.limits import raised_limits
 from carnelian_serving.server_log import ServerLog
@@ -133,21 +133,19 @@ class TritonProcess:
         """
         process = self._started()
         while True:
-            try:
-                return process.wait(STUB_CHECK_INTERVAL_S)
-            except subprocess.TimeoutExpired:
-                if (status := self.poll()) is not None:
-                    return status
-                if crashed := self.crashed_instances():
-                    raise ServerError(
-                        f"every model instance must be alive, but {describe_crash(crashed)}. Triton does not start it "
-                        "again; start carnelian-serve anew"
-                    ) from None
-                if stopped := self._stubs.stopped(STOPPED_CHECKS):
-                    raise ServerError(
-                        f"every model instance must be running, but the process of {', '.join(stopped)} stands still, "
-                        "as SIGSTOP or a debugger stops it, and its requests fail; start carnelian-serve anew"
-                    ) from None
+            sleep_until_end(process, STUB_CHECK_INTERVAL_S)
+            if (status := self.poll()) is not None:
+                return status
+            if crashed := self.crashed_instances():
+                raise ServerError(
+                    f"every model instance must be alive, but {describe_crash(crashed)}. Triton does not start it "
+                    "again; start carnelian-serve anew"
+                )
+            if stopped := self._stubs.stopped(STOPPED_CHECKS):
+                raise ServerError(
+                    f"every model instance must be running, but the process of {', '.join(stopped)} stands still, "
+                    "as SIGSTOP or a debugger stops it, and its requests fail; start carnelian-serve anew"
+                )
 
     def end(self, exit_timeout_s: float) -> None:
         """Ask the server to end; kill what does not end in time, or everything at once if this is interrupted.
