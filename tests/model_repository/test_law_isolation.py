@@ -17,7 +17,9 @@ LIMIT_SAMPLES = 60 * RATE_HZ
 NOT_DECODED = "nvidia.dali.fn.decoders.audio"
 UNKNOWN_FORMAT = rf"{NOT_DECODED}.*Failed to open encoded data: Format not recognised"
 CUT_SHORT = rf"{NOT_DECODED}.*Error decoding file .* Requested \d+ samples but got \d+"
-NO_LENGTH = "too long or of unknown length: .* FLAC written to a pipe .* Ogg with several streams or a picture do not:"
+NO_LENGTH = (
+    "too long or of unknown length: .* FLAC written to a pipe .* Ogg with several streams or a picture do not: send WAV"
+)
 NO_SAMPLES = "no samples: a clip must hold at least one sample"
 NOT_FINITE = "not finite: all samples must be finite numbers"
 TOO_FEW = "SIGNAL hold all that its SIGNAL_LENGTH counts"

@@ -297,8 +297,14 @@ def test_other_files_are_refused(tmp_path):
         (set_features(frame_splicing=3), "`frame_splicing` must be 1"),
         (without_feature("window"), "must give `window`: without it DLE takes 'hamming'; supported is 'hann'"),
         (without_feature("sample_rate"), "must give `sample_rate`: without it DLE takes 8000; supported is 16000"),
-        (set_features(window_size=-1), "`filterbank_features`, `window_size` in samples must be .*, but is -16000"),
-        (set_features(window_size=10**400), "`filterbank_features`, `window_size` must be at most 2147483647"),
+        (
+            set_features(window_size=-1),
+            r"dle\.yaml, `filterbank_features`, `window_size` in samples must be .* at least 1, but is -16000",
+        ),
+        (
+            set_features(window_size=10**400),
+            r"dle\.yaml, `filterbank_features`, `window_size` must be at most 2147483647, but is 1000",
+        ),
         (set_features(dither=1e300), r"dle\.yaml, `filterbank_features`, `dither` must be at most"),
         (
             lambda tree: tree["quartznet"]["encoder"]["blocks"][1].update(repeat=10**9),
