@@ -151,7 +151,7 @@ def _orphans(region_prefix: str) -> list[int]:
             command = (process / "cmdline").read_text(errors="replace").split("\0")
             if find_instance(command) is None or not command[_REGION_ARGUMENT].startswith(region_prefix):
                 continue
-            parent = (process / "stat").read_text().rpartition(")")[2].split()[1]
+            _, (_, parent, *_) = _read_stat(int(process.name))
             # Not by its number in the command: a container numbers its processes anew.
             if process.stat().st_uid == os.geteuid() and (_PROC / parent / "comm").read_text().strip() != _SERVER:
                 found.append(int(process.name))
