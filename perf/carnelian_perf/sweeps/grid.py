@@ -240,8 +240,11 @@ def check_same_subject(grid: Grid, earlier: Grid) -> None:
         {
             **{key: getattr(one, key) for key in ("server", "manifest", "clips")},
             "repository": None if one.server or one.random_weights else one.repository,
-            **{f"models.{name}.random_weights": tested.random_weights for name, tested in one.models.items()},
-            **{f"models.{name}.execution_provider": tested.execution_provider for name, tested in one.models.items()},
+            **{
+                f"models.{name}.{key}": getattr(tested, key)
+                for name, tested in one.models.items()
+                for key in ("random_weights", "execution_provider")
+            },
         }
         for one in (earlier, grid)
     )
