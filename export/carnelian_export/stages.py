@@ -1,6 +1,7 @@
 """Write a recogniser's folders, without the acoustic model: two ensembles, three stages, the shared audio_decode."""
 
 import json
+import logging
 import shutil
 import signal
 import struct
@@ -30,6 +31,8 @@ from carnelian_export.model_configs import (
 from carnelian_export.profiles import MAX_AUDIO_S
 from carnelian_export.target import Target
 from carnelian_export.tuning import apply_tuning
+
+logger = logging.getLogger(__name__)
 
 MAX_BATCH_SIZE = 32
 MAX_ATTENDING = 8
@@ -146,7 +149,15 @@ def _fill_decoder(version: Path, name: str, config: Config, decoding: Decoding) 
         shutil.copyfile(SOURCES / "ctc" / source, version / source)
     shutil.copytree(Path(ctc.__file__).parent, version / "ctc", ignore=shutil.ignore_patterns("__pycache__"))
     if decoding.calibration:
-        (version / CALIBRATION).write_text(ctc.Calibration.read(decoding.calibration).to_json())
+        measured = ctc.Calibration.read(decoding.calibration)
+        if measured.model not in ("", config.name):
+            logger.warning(
+                "the corrections in %s were measured on %s, not on %s",
+                decoding.calibration,
+                measured.model,
+                config.name,
+            )
+        (version / CALIBRATION).write_text(measured.to_json())
     settings: dict[str, object] = {
         "name": name,
         "labels": list(config.labels),

@@ -52,7 +52,10 @@ def test_a_calibration_that_is_not_there_is_named(checkpoint, tmp_path, call):
     arguments = ["--name", "tiny", "--repository", tmp_path / "r", "--calibration", tmp_path / "nowhere.json"]
     status, _, err = call(main, checkpoint, *arguments)
     assert status == 1
-    assert f"{tmp_path / 'nowhere.json'} must be a file of `carnelian-perf words`" in err
+    assert (
+        f"{tmp_path / 'nowhere.json'} must be a file of `carnelian-perf words`, but it cannot be read: No such file"
+        in err
+    )
     assert "could not be written" not in err
 
 

@@ -67,6 +67,18 @@ def test_what_an_export_to_the_same_name_drops_is_named_with_what_gives_it(tmp_p
     ]
 
 
+def test_corrections_of_another_network_are_named(tmp_path, config, network, caplog):
+    path = tmp_path / "calibration.json"
+    for measured, warnings in (
+        ("", []),  # unknown
+        ("tiny", []),
+        ("other", [f"the corrections in {path} were measured on other, not on tiny"]),
+    ):
+        path.write_text(Calibration(model=measured).to_json())
+        write_model(tmp_path / "r", "served", config, network, Decoding(calibration=path))
+        assert caplog.messages == warnings
+
+
 def test_a_neural_language_model_is_deployed_with_the_model(tmp_path, config, network, write_language_model):
     path = tmp_path / "lm.onnx"
     write_language_model(path, "".join(config.labels))

@@ -39,7 +39,7 @@ def test_confidence_becomes_the_likelihood_measured_for_its_decoder():
 
 
 def test_what_is_written_is_read(tmp_path):
-    calibration = Calibration(0.11, 0.03, {"greedy": (1.1, -1.7), "ngram": (0.5, 0.1)})
+    calibration = Calibration(0.11, 0.03, {"greedy": (1.1, -1.7), "ngram": (0.5, 0.1)}, "tiny")
     for mark in ("", "\ufeff"):  # as Windows' editors save UTF-8
         (tmp_path / "calibration.json").write_text(mark + calibration.to_json(), encoding="utf-8")
         assert Calibration.read(tmp_path / "calibration.json") == calibration
@@ -62,10 +62,13 @@ def test_what_is_written_is_read(tmp_path):
         '{"confidence": {"greedy": [0, 0]}}',
         '{"confidence": {}, "start_late_s": 1e9}',
         '{"confidence": {}, "end_late_s": -11}',
+        '{"confidence": {}, "model": 1}',
         "[" * 100_000,
     ],
 )
 def test_another_file_is_not_taken_for_a_calibration(tmp_path, content):
     (tmp_path / "other.json").write_text(content, encoding="latin-1")
-    with pytest.raises(ValueError, match=r"must be a file of `carnelian-perf words`"):
+    with pytest.raises(
+        ValueError, match=r"must be a file of `carnelian-perf words`, but (is none|it has other content)"
+    ):
         Calibration.read(tmp_path / "other.json")

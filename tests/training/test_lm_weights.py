@@ -105,8 +105,15 @@ def test_references_in_capitals_are_named(tmp_path, call):
 @pytest.mark.parametrize("content", ["[]", '{"options": 5}', '{"options": [1]}', "{", '{"lm_weight": 1}'])
 def test_another_file_is_not_taken_for_weights(tmp_path, content):
     (tmp_path / "other.json").write_text(content)
-    with pytest.raises(ValueError, match="must be a file of `carnelian-train weigh`"):
+    with pytest.raises(
+        ValueError, match=r"must be a file of `carnelian-train weigh`, but (is none|it has other content)"
+    ):
         read_weights(tmp_path / "other.json", NGRAMS)
+
+
+def test_weights_that_are_not_there_are_named(tmp_path):
+    with pytest.raises(ValueError, match="weigh`, but it cannot be read: No such file"):
+        read_weights(tmp_path / "nowhere.json", NGRAMS)
 
 
 def test_weights_come_with_the_language_models_that_they_were_chosen_for(tmp_path, caplog):

@@ -133,7 +133,7 @@ def measure(
         weights=dict(weights),
         clips=len(clips),
         aligned_clips=sum(reference is not None for reference in references),
-        calibration=calibrate(plain),
+        calibration=dataclasses.replace(calibrate(plain), model=config.name),
         decoders=[
             rate([word for word in words if word.decoder == name], name, words is corrected)
             for name in ctc.DECODERS

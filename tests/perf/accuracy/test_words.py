@@ -6,10 +6,12 @@ import pytest
 import soundfile
 import soxr
 from carnelian_perf.accuracy.words import Heard, align, calibrate, compare, draw, fit_logistic, rate
-from carnelian_training.ctc import DECODERS, Hypothesis, Word
+from carnelian_perf.cli import main
+from carnelian_training.ctc import DECODERS, Calibration, Hypothesis, Word
 from carnelian_training.data.manifest import read_manifest
 
-MANIFEST = Path(__file__).parents[3] / "demo/clips/manifest.jsonl"
+ROOT = Path(__file__).parents[3]
+MANIFEST = ROOT / "demo" / "clips" / "manifest.jsonl"
 
 
 def heard(confidence: float, is_right: bool, start: float = 0.0, reference: tuple[float, float] | None = None) -> Heard:
@@ -78,3 +80,16 @@ def test_the_curve_and_its_error(tmp_path):
     assert [point.words for point in row.curve] == [10, 10]
     draw([replace(row, decoder=name) for name in DECODERS], tmp_path / "curve.png")
     assert (tmp_path / "curve.png").stat().st_size > 1000
+
+
+def test_the_command_writes_corrections_that_name_their_network(tmp_path, call):
+    pytest.importorskip("pocketsphinx")
+    corrections, raw = tmp_path / "calibration.json", tmp_path / "words.json"
+    arguments = [ROOT / "demo" / "quartznet_demo.pt", MANIFEST, "--calibration", corrections, "--out", raw]
+    arguments += ["--lm", ROOT / "model_repository" / "quartznet_demo_ctc" / "1" / "english.klm"]
+    status, _, err = call(main, "words", *arguments)
+    assert status == 0, err
+    found = Calibration.read(corrections)
+    assert found.model == "quartznet_demo"
+    assert set(found.confidence) == set(DECODERS)
+    assert 0 < found.end_late_s < found.start_late_s < 0.3

@@ -122,12 +122,16 @@ def read_weights(path: Path | None, *language_models: Path | None) -> dict[str, 
     """
     if path is None:
         return {}
+    wanted = f"{path} must be a file of `carnelian-train weigh`"
     try:
         report = json.loads(path.read_text(encoding="utf-8-sig"))
         options, weighed = dict(report["options"]), list(report.get("language_models", []))
-    except (ValueError, KeyError, TypeError) as error:
-        why = f"{type(error).__name__}: {error}"
-        raise ValueError(f"{path} must be a file of `carnelian-train weigh`, but is not: {why}") from error
+    except OSError as error:
+        raise ValueError(f"{wanted}, but it cannot be read: {error.strerror}") from error
+    except (KeyError, TypeError, RecursionError) as error:
+        raise ValueError(f"{wanted}, but it has other content") from error
+    except ValueError as error:
+        raise ValueError(f"{wanted}, but is none: {error}") from error
     used = [model.name for model in language_models if model]
     if not used:
         raise ValueError(f"weights must come with the language models, --lm or --neural-lm, but {path} comes alone")

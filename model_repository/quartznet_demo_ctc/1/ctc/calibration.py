@@ -36,6 +36,8 @@ class Calibration:
     """The delay in seconds between the end of a word and the end of its last character's frames."""
     confidence: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     """For each decoder, scale and offset of the log-odds of a word's confidence."""
+    model: str = ""
+    """The name of the network that was measured; empty if unknown."""
 
     def check(self) -> None:
         """Check that the corrections are plausible.
@@ -60,6 +62,7 @@ class Calibration:
         Raises:
             ValueError: The file cannot be read, or is not such a file.
         """
+        wanted = f"{path} must be a file of `carnelian-perf words`"
         try:
             content = json.loads(path.read_text(encoding="utf-8-sig"))
             found = cls(**{**content, "confidence": {k: (a, b) for k, (a, b) in content["confidence"].items()}})
@@ -68,10 +71,15 @@ class Calibration:
             for number in (found.start_late_s, found.end_late_s, *chain(*found.confidence.values())):
                 if type(number) not in (int, float) or not math.isfinite(number):
                     raise ValueError(f"corrections must be finite numbers, but there is {number!r}")
+            if type(found.model) is not str:
+                raise ValueError(f"a model must have a name, but there is {found.model!r}")
             found.check()
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            why = f"{type(error).__name__}: {error}"
-            raise ValueError(f"{path} must be a file of `carnelian-perf words`, but is none: {why}") from error
+        except OSError as error:
+            raise ValueError(f"{wanted}, but it cannot be read: {error.strerror}") from error
+        except (KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise ValueError(f"{wanted}, but it has other content") from error
+        except ValueError as error:
+            raise ValueError(f"{wanted}, but is none: {error}") from error
         return found
 
     def to_json(self) -> str:
