@@ -179,17 +179,28 @@ def test_a_damaged_probability_is_refused(tmp_path, word):
     number = struct.pack("<f", original.BaseScore(nowhere, word, kenlm.State()))
     path = tmp_path / "lm.klm"
     path.write_bytes(NGRAMS.read_bytes().replace(number, struct.pack("<f", math.nan)))
-    with pytest.raises(LanguageModelError, match=rf"must give each word a finite logarithm .* gives '{word}' nan"):
+    with pytest.raises(
+        LanguageModelError, match=rf"must give each word a logarithm of 0 at most, but gives '{word}' nan"
+    ):
         LanguageModel(path, [" ", "'", *map(chr, range(ord("a"), ord("z") + 1))])
 
 
-@pytest.mark.parametrize("line", ["-2.0\t<unk>", "-1.0\t</s>", "-0.9\tab"])
-def test_minus_infinity_is_refused_because_a_weight_of_zero_makes_it_nan(tmp_path, arpa, line):
-    path = tmp_path / "lm.arpa"
-    word = line.partition("\t")[2]
-    path.write_text(arpa.read_text().replace(line, f"-inf\t{word}"))
-    with pytest.raises(LanguageModelError, match=rf"-99 if it never comes, but gives '{word}' -inf"):
-        LanguageModel(path, LABELS)
+@pytest.mark.parametrize("line", ["-2.0\t<unk>", "-1.0\t</s>", "-0.9\tab", "-0.4\ta ab", "-0.3\tab </s>"])
+def test_minus_infinity_means_never(tmp_path, arpa, line):
+    """At a weight of 0 it became NaN, and what was said was no longer found."""
+    paths, words = [tmp_path / "never.arpa", tmp_path / "infinity.arpa"], line.partition("\t")[2]
+    for path, number in zip(paths, ("-99", "-inf"), strict=True):
+        path.write_text(arpa.read_text().replace(line, f"{number}\t{words}"))
+    clip = np.log(np.full((8, len(LABELS) + 1), 0.01, np.float32))
+    clip[range(0, 8, 2), [1, 0, 1, 2]] = clip[1::2, -1] = math.log(0.97)
+    decoders = [Decoder(LABELS, 0.02, language_model=path) for path in paths]
+    for weight in (0.0, 0.5):
+        options = Options(decoder="ngram", lm_weight=weight, n_best=9)
+        never, infinity = (decoder.decode([clip], [options])[0] for decoder in decoders)
+        assert [reading.text for reading in infinity.alternatives] == [reading.text for reading in never.alternatives]
+        assert weight or infinity.text == "a ab"
+    never, infinity = (decoder.language_model.rate("a ab b")[0] for decoder in decoders)
+    assert infinity == pytest.approx(never, abs=1.0)  # -99 becomes a little less by a backoff
 
 
 def test_a_small_file_that_would_fill_the_disk_is_refused_before_it_is_unpacked(tmp_path):

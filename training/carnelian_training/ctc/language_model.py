@@ -76,14 +76,14 @@ class LanguageModel:
         nowhere, after = kenlm.State(), kenlm.State()
         self._model.NullContextWrite(nowhere)
         self.best = np.full(len(self.tree), -np.inf)
-        scores = [self._model.BaseScore(nowhere, word, after) for word in self._words]
-        unknown, end = (self._model.BaseScore(nowhere, mark, after) for mark in ("<unk>", "</s>"))
-        for word, score in zip([*self._words, "<unk>", "</s>"], [*scores, unknown, end], strict=True):
-            if not -math.inf < score <= 0:  # nor NaN; minus infinity times a weight of 0 would be NaN
+        words = [*self._words, "</s>", "<unk>"]
+        log_probs = [_finite(self._model.BaseScore(nowhere, word, after)) for word in words]
+        for word, log_prob in zip(words, log_probs, strict=True):
+            if not log_prob <= 0:  # nor NaN
                 raise LanguageModelError(
-                    f"{path} must give each word a finite logarithm of 0 at most, {NEVER:g} if it never comes, but "
-                    f"gives {word!r} {score}; make it anew"
+                    f"{path} must give each word a logarithm of 0 at most, but gives {word!r} {log_prob}; make it anew"
                 )
+        *scores, _, unknown = log_probs
         self.best[ends] = np.multiply(scores, LN_10)
         for state in range(len(parents) - 1, 0, -1):  # deepest first
             self.best[parents[state]] = max(self.best[parents[state]], self.best[state])
@@ -115,7 +115,7 @@ class LanguageModel:
         if answer is None:
             after = kenlm.State()
             spelled, offset = (self._words[word], 0.0) if word >= 0 else ("<unk>", self._unknown_offset)
-            log_prob = self._model.BaseScore(self._states[context], spelled, after) * LN_10 + offset
+            log_prob = _finite(self._model.BaseScore(self._states[context], spelled, after)) * LN_10 + offset
             number = self._numbers.setdefault(after, len(self._states))
             if number == len(self._states):
                 self._states.append(after)
@@ -126,11 +126,16 @@ class LanguageModel:
         """Return the natural log-probability of a whole text, its end included, and its number of unknown words."""
         scores = list(self._model.full_scores(self._from_labels(text)))
         unknown = sum(is_unknown for _, _, is_unknown in scores)
-        return sum(log_prob for log_prob, _, _ in scores) * LN_10 + unknown * self._unknown_offset, unknown
+        return sum(_finite(log_prob) for log_prob, _, _ in scores) * LN_10 + unknown * self._unknown_offset, unknown
 
     def end(self, context: int) -> float:
         """Return the natural log-probability of the sentence's end in a context."""
-        return float(self._model.BaseScore(self._states[context], "</s>", kenlm.State())) * LN_10
+        return _finite(self._model.BaseScore(self._states[context], "</s>", kenlm.State())) * LN_10
+
+
+def _finite(log_prob: float) -> float:
+    """Return NEVER for minus infinity, which some toolkits write for 0: at a weight of 0 it would become NaN."""
+    return NEVER if log_prob == -math.inf else log_prob
 
 
 def read_ngrams(path: Path) -> tuple[kenlm.Model, list[str]]:
