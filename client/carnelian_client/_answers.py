@@ -157,7 +157,7 @@ _WORDINGS = (
         "the server's /dev/shm is full: let it have 1 GiB, or send fewer clips at a time (`concurrency`)",
     ),
     _Wording(  # of gRPC on this side, which up to 1.60 does not say so
-        rf"client: received message larger|received message larger than max .* vs\. {MAX_ANSWER_BYTES}\)|"
+        rf"client: received message larger|^received message larger than max .* vs\. {MAX_ANSWER_BYTES}\)|"
         "decompressed message larger",
         ServerError,
         f"an answer must have at most {MAX_ANSWER_BYTES >> 20} MiB, which no transcript exceeds; is this a server of "
