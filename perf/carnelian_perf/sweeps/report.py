@@ -231,14 +231,11 @@ def _describe(rows: Sequence[Row], published: Published) -> str:
     speech, accuracy = first.speech, first.accuracy
     rounds = [len(row.results) for row in rows]
     fewest, most = min(rounds), max(rounds)
-    allowed = {
-        f"{result.cell.model} ({result.cell.precision})": rounding_cer(
-            result.cell.precision, str(result.machine["accelerator"])
-        )
-        for result in results
-    }
-    most_cer = max(allowed.values())
-    of_some = "" if all(allowed.values()) else f" of {', '.join(name for name, cer in allowed.items() if cer)}"
+    allowed = [rounding_cer(result.cell.precision, str(result.machine["accelerator"])) for result in results]
+    rounded = dict.fromkeys(
+        f"{result.cell.model} ({result.cell.precision})" for result, cer in zip(results, allowed, strict=True) if cer
+    )
+    most_cer, of_some = max(allowed), "" if all(allowed) else f" of {', '.join(rounded)}"
     over = ", over gRPC" if any(result.cell.protocol == "http" for result in results) else ""
     facts = [
         "Latencies are milliseconds of a request, by Triton's perf_analyzer. "

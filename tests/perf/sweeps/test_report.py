@@ -64,6 +64,13 @@ def test_rounding_is_said_of_the_models_that_it_may_change(static_cell, make_res
     assert f"{said} of fp16 (fp16).\n" in render_page(make_rows([half, full]), {}, "small", {})
     assert f"{said}.\n" in render_page(make_rows([half]), {}, "small", {})
     assert "Rounding" not in render_page(make_rows([full]), {}, "small", {})
+    on_gpu = dataclasses.replace(
+        full,
+        cell=dataclasses.replace(full.cell, duration_s=1),
+        machine={**full.machine, "accelerator": "H100"},
+    )
+    # The last result of a model hid the first one's.
+    assert f"{said} of fp32 (fp32).\n" in render_page(make_rows([on_gpu, full]), {}, "small", {})
 
 
 @pytest.mark.parametrize(
