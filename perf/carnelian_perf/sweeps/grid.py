@@ -76,7 +76,7 @@ def _check_address(text: str) -> str:
     found = re.fullmatch(r"[^/]+:([0-9]{1,5})", text)
     # Connecting takes any number as a port, modulo 65536.
     if not found or not 1 <= int(found[1]) <= 65535:
-        raise ValueError("must be host:port, such as localhost:8001, with a port of 1 to 65535")
+        raise ValueError("must be host:port, with a port of 1 to 65535")
     return text
 
 
