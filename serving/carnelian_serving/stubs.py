@@ -56,7 +56,7 @@ class StubWatch:
         Args:
             on_failed: Called once with each crash that is left out.
         """
-        self.crashed()  # or a stub that has just started would be missing
+        self.crashed()  # or `num_instances` would lack a stub that has just started
         self._on_failed_load = on_failed
 
     def crashed(self) -> list[Crash]:

@@ -1,5 +1,7 @@
 """What perf_analyzer wrote, of programs that write it; the real one is in test_sweep.py."""
 
+import os
+import shutil
 import subprocess
 import sys
 import time
@@ -33,6 +35,7 @@ def test_report_and_stages_are_read_in_milliseconds(tmp_path):
     assert report.stages == {"small_acoustic": Split(0.1, 0.2, 3.0, 0.4)}
 
 
+@pytest.mark.skipif(not shutil.which("setpriv", path=os.defpath), reason="needs setpriv, of util-linux")
 def test_it_ends_with_a_sweep_that_is_killed(tmp_path):
     """It went on, and the next sweep measured its requests too."""
     program = "from carnelian_perf.sweeps import perf_analyzer as p; p.run(['sleep', '600'], p.Path(), 600)"
