@@ -200,6 +200,20 @@ def test_what_todays_transformers_writes_about_samples_is_read(hf_folder, caplog
     assert "must say in preprocessor_config.json whether samples are normalised" in caplog.text
 
 
+@pytest.mark.parametrize("name", ["feature_extractor", "audio_processor"])
+def test_the_file_that_todays_transformers_writes_goes_before_the_older_one(hf_folder, caplog, name):
+    """It leaves the older one beside its own, and reads its own."""
+    (hf_folder / "processor_config.json").write_text(json.dumps({name: {"do_normalize": False}}))
+    assert not sources.read(hf_folder)[0].features.normalise
+    assert not caplog.messages
+    (hf_folder / "processor_config.json").write_text(json.dumps({name: {"do_normalize": True}}))
+    assert sources.read(hf_folder)[0].features.normalise
+    assert "processor_config.json says True for `do_normalize`, which is taken" in caplog.text
+    assert "preprocessor_config.json, which transformers 4 reads, says False" in caplog.text
+    (hf_folder / "processor_config.json").write_text("{}")  # an older one, of the rest of the processor
+    assert not sources.read(hf_folder)[0].features.normalise
+
+
 def test_whether_samples_are_normalised_is_no_word(hf_folder):
     (hf_folder / "preprocessor_config.json").write_text('{"do_normalize": "false"}')
     with pytest.raises(CheckpointError, match="must say true or false for `do_normalize`, but says 'false'"):

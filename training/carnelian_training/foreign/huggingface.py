@@ -17,7 +17,13 @@ from carnelian_training.config_errors import shown
 from carnelian_training.features import SAMPLE_RATE_HZ
 from carnelian_training.foreign.alphabet import WORD_DELIMITER, Alphabet
 from carnelian_training.foreign.huggingface_alphabet import read_alphabet
-from carnelian_training.foreign.huggingface_folder import check_kind_of_weights, read_json, read_tensors, read_weights
+from carnelian_training.foreign.huggingface_folder import (
+    check_kind_of_weights,
+    read_if_there,
+    read_json,
+    read_tensors,
+    read_weights,
+)
 from carnelian_training.foreign.huggingface_language import choose_language
 from carnelian_training.foreign.options import NO_SPANS, Options, carry
 from carnelian_training.foreign.tensors import check_fit, num_rows
@@ -154,13 +160,12 @@ def _adapter(path: Path, model: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _features(path: Path) -> Options:
-    """Read the features from `preprocessor_config.json`, or from `processor_config.json`, as of `transformers` 5."""
-    file = path / "preprocessor_config.json"
-    if file.is_file():
-        options = read_json(file)
-    else:
-        file = path / "processor_config.json"
-        options = read_json(file).get("feature_extractor", {}) if file.is_file() else {}
+    """Read the features from `processor_config.json`, else from `preprocessor_config.json`, as `transformers` 5."""
+    file = path / "processor_config.json"
+    newer, older = read_if_there(file), read_if_there(path / "preprocessor_config.json")
+    options = newer.get("feature_extractor", newer.get("audio_processor"))
+    if options is None:
+        file, options = path / "preprocessor_config.json", older
     if "do_normalize" not in options:
         logger.warning(
             "%s must say in preprocessor_config.json whether samples are normalised (`do_normalize`), but does not; "
@@ -173,6 +178,14 @@ def _features(path: Path) -> Options:
     normalises = options.get("do_normalize", True)
     if not isinstance(normalises, bool):  # transformers takes "false" for true
         raise CheckpointError(f"{file} must say true or false for `do_normalize`, but says {normalises!r}")
+    if (other := older.get("do_normalize", normalises)) != normalises:
+        logger.warning(
+            "%s says %s for `do_normalize`, which is taken, as by transformers 5; preprocessor_config.json, which "
+            "transformers 4 reads, says %s",
+            file,
+            normalises,
+            other,
+        )
     return {"name": WaveformSettings.name, "normalise": normalises}
 
 
