@@ -234,6 +234,15 @@ def test_weights_that_are_no_numbers_are_named(hf_folder, tmp_path):
         checkpoint.load_model(tmp_path / "x.pt")
 
 
+@pytest.mark.parametrize("rows", [7, 20])
+def test_a_heads_bias_has_as_many_numbers_as_its_weight(hf_folder, rows):
+    """One of as many as there are labels, with the blank, was taken to be in their order."""
+    tensors = load_file(hf_folder / "model.safetensors")
+    save_file(tensors | {"lm_head.bias": torch.zeros(rows)}, hf_folder / "model.safetensors")
+    with pytest.raises(CheckpointError, match=rf"lm_head\.bias: must be \[10\], but is \[{rows}\]"):
+        sources.read(hf_folder)
+
+
 def test_a_language_model_that_is_left_aside_is_told(hf_folder, caplog):
     sources.read(hf_folder)
     assert caplog.text == ""

@@ -148,6 +148,7 @@ def take(
         name for name in found.keys() - set(table.values()) if not any(name.startswith(part) for part in leftover)
     ]
     mistakes = [f"  {name}: unexpected" for name in sorted(unexpected)]
+    rows = num_rows(found.get(f"{naming.head}.weight"))
     weights = {}
     for ours, theirs in table.items():
         shape = list(wanted[ours].shape)
@@ -157,8 +158,11 @@ def take(
         if tensor is None:
             mistakes.append(f"  {theirs}: missing")
             continue
-        if ours.startswith("head.") and alphabet is not None and num_rows(tensor) > max(alphabet.rows):
-            tensor = tensor[alphabet.rows]
+        if ours.startswith("head.") and alphabet is not None:
+            if num_rows(tensor) == rows:
+                tensor = tensor[alphabet.rows]
+            else:
+                shape[0] = rows
         if ours == "pretraining.quantiser.vectors" and tensor.numel() == wanted[ours].numel():
             tensor = tensor.reshape(shape)
         if mistake := find_mistake(theirs, tensor, shape):
