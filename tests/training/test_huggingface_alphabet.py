@@ -27,6 +27,20 @@ def test_letters_that_were_added_to_a_vocabulary_are_labels(hf_folder, file, add
 
 
 @pytest.mark.parametrize(
+    ("file", "added"),
+    [
+        ("added_tokens.json", {"Z": 7}),
+        ("tokenizer_config.json", {"added_tokens_decoder": {"7": {"content": "Z"}, "8": {"content": "'"}}}),
+    ],
+)
+def test_a_token_that_was_added_in_another_row_is_refused(hf_folder, file, added, set_keys):
+    """Versions of transformers differ in which row they take."""
+    set_keys(hf_folder / file, **added)
+    with pytest.raises(CheckpointError, match=r"give two: \{'Z': \(9, 7\)\}; .* correct the wrong one"):
+        sources.read(hf_folder)
+
+
+@pytest.mark.parametrize(
     ("others", "tokens"),
     [("additional_special_tokens", ["~"]), ("extra_special_tokens", ["~"]), ("extra_special_tokens", {"noise": "~"})],
 )

@@ -5,6 +5,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from carnelian_training.config_errors import shown
 from carnelian_training.foreign.alphabet import WORD_DELIMITER, Alphabet, fold
 from carnelian_training.foreign.huggingface_folder import read_if_there, read_json
 from carnelian_training.foreign.options import Options
@@ -27,8 +28,15 @@ def read_alphabet(path: Path, vocabulary: Options, options: Options, num_rows: i
     tokenizer = _tokenizer(path)
     added = {_content(entry): int(row) for row, entry in (tokenizer.get("added_tokens_decoder") or {}).items()}
     added = read_if_there(path / "added_tokens.json") | added
-    # As in transformers, an added token wins; but of several languages, it may be of another one.
-    tokens = vocabulary | added if vocabulary == read_json(file) else added | vocabulary
+    tokens = added | vocabulary
+    # Of several languages, an added token may be of another one.
+    twice = {token: (row, added[token]) for token, row in vocabulary.items() if added.get(token, row) != row}
+    if twice and vocabulary == read_json(file):
+        raise CheckpointError(
+            f"{path} must give each token one row of the head, but vocab.json and the tokens that were added to it "
+            f"(added_tokens.json or `added_tokens_decoder` of tokenizer_config.json) give two: {shown(twice)}; "
+            "transformers follows one or the other: correct the wrong one"
+        )
     wrong = {token: row for token, row in tokens.items() if not isinstance(row, int)}
     if wrong:
         raise CheckpointError(f"{file} must hold each token's row of the head, a number, but holds {wrong}")
