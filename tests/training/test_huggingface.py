@@ -124,6 +124,36 @@ def test_folders_that_contradict_themselves_are_refused(hf_folder, set_keys, cha
         sources.read(hf_folder)
 
 
+@pytest.mark.parametrize(
+    ("file", "change", "message"),
+    [
+        ("processor_config.json", {"feature_extractor": [1]}, r"a mapping as `feature_extractor`, but has \[1\]"),
+        ("tokenizer_config.json", {"added_tokens_decoder": [1]}, r"a mapping as `added_tokens_decoder`, but has \[1\]"),
+        ("tokenizer_config.json", {"additional_special_tokens": 7}, "a list as `additional_special_tokens`, but has 7"),
+        ("special_tokens_map.json", {"additional_special_tokens": "<a>"}, "a list as .*, but has '<a>'"),
+        ("tokenizer_config.json", {"extra_special_tokens": 3}, "a list or a mapping as `extra_special_tokens`"),
+        ("tokenizer_config.json", {"target_lang": ["eng"]}, "text as `target_lang`"),
+        ("config.json", {"pad_token_id": [0]}, r"a whole number as `pad_token_id`, but has \[0\]"),
+        ("config.json", {"pad_token_id": "0"}, "a whole number as `pad_token_id`, but has '0'"),
+    ],
+)
+def test_options_of_another_kind_are_named(hf_folder, set_keys, file, change, message):
+    set_keys(hf_folder / file, **change)
+    with pytest.raises(CheckpointError, match=rf"x/{file} must have {message}"):
+        sources.read(hf_folder)
+
+
+def test_files_about_samples_that_say_null_are_as_good_as_none(hf_folder):
+    (hf_folder / "processor_config.json").write_text('{"feature_extractor": null}')
+    assert not sources.read(hf_folder)[0].features.normalise
+
+
+def test_json_that_is_nested_too_deeply_is_named(hf_folder):
+    (hf_folder / "tokenizer_config.json").write_text('{"x": ' + "[" * 100_000 + "]" * 100_000 + "}")
+    with pytest.raises(CheckpointError, match=r"tokenizer_config\.json must be JSON .*: maximum recursion depth"):
+        sources.read(hf_folder)
+
+
 def test_gelu_by_its_other_name_is_the_same(hf_folder, set_keys):
     config, _ = sources.read(hf_folder, "same")
     set_keys(hf_folder / "config.json", hidden_act="gelu_python", feat_extract_activation="gelu_python")

@@ -26,8 +26,9 @@ def read_alphabet(path: Path, vocabulary: Options, options: Options, num_rows: i
     """
     file = path / "vocab.json"
     tokenizer = _tokenizer(path)
-    added = {_content(entry): int(row) for row, entry in (tokenizer.get("added_tokens_decoder") or {}).items()}
-    added = read_if_there(path / "added_tokens.json") | added
+    added = read_if_there(path / "added_tokens.json")
+    for row, entry in (tokenizer.get("added_tokens_decoder") or {}).items():
+        added[_content(entry)] = int(row) if row.isdecimal() else row
     tokens = added | vocabulary
     # Of several languages, an added token may be of another one.
     twice = {token: (row, added[token]) for token, row in vocabulary.items() if added.get(token, row) != row}
@@ -37,9 +38,12 @@ def read_alphabet(path: Path, vocabulary: Options, options: Options, num_rows: i
             f"(added_tokens.json or `added_tokens_decoder` of tokenizer_config.json) give two: {shown(twice)}; "
             "transformers follows one or the other: correct the wrong one"
         )
-    wrong = {token: row for token, row in tokens.items() if not isinstance(row, int)}
+    wrong = {token: row for token, row in tokens.items() if type(row) is not int}
     if wrong:
-        raise CheckpointError(f"{file} must hold each token's row of the head, a number, but holds {wrong}")
+        raise CheckpointError(
+            f"{path} must hold each token's row of the head, a number, but holds {shown(wrong)}, in vocab.json or "
+            "among the added tokens"
+        )
     named = {name: _content(token) for name, token in tokenizer.items() if name.endswith("_token") and token}
     delimiter = named.pop("word_delimiter_token", WORD_DELIMITER)
     # transformers 5 renames `additional_special_tokens` to `extra_special_tokens`, in transformers 4 a mapping.

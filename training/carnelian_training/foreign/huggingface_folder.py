@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from carnelian_training.config_errors import shown
 from carnelian_training.foreign.options import Options
 from carnelian_training.foreign.tensors import plain_tensors
 from carnelian_training.weight_files import CheckpointError, check_holds_weights, check_undamaged, torch_reason
@@ -19,20 +20,32 @@ INSTEAD = {
     "tf_model.h5": "those of TensorFlow alone: save them as safetensors first (`from_tf=True` of transformers 4)",
 }
 """Files that tell why a folder has no weights of PyTorch, each with the end of the message."""
+KINDS: tuple[tuple[str, tuple[type, ...], tuple[str, ...]], ...] = (
+    ("a mapping", (dict,), ("feature_extractor", "audio_processor", "added_tokens_decoder")),
+    ("a list", (list,), ("additional_special_tokens",)),
+    ("a list or a mapping", (list, dict), ("extra_special_tokens",)),
+    ("text", (str,), ("target_lang",)),
+    ("a whole number", (int,), ("pad_token_id",)),
+)
+"""What these options must be, in any file, unless they are missing or null."""
 
 
 def read_json(path: Path) -> Options:
-    """Read a JSON file of a Hugging Face folder, which must hold a mapping.
+    """Read a JSON file of a Hugging Face folder, which must hold a mapping, with options of the right `KINDS`.
 
     Raises:
-        CheckpointError: The file is missing, is not JSON, or does not hold a mapping.
+        CheckpointError: The file is missing, is not JSON, or does not hold a mapping; or an option is of another kind.
     """
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} must be JSON of a Hugging Face folder, but cannot be read: {error}") from error
     if not isinstance(found, dict):
         raise CheckpointError(f"{path} must hold a mapping, but holds {type(found).__name__}")
+    for kind, types, names in KINDS:
+        for name in names:
+            if found.get(name) is not None and type(found[name]) not in types:
+                raise CheckpointError(f"{path} must have {kind} as `{name}`, but has {shown(found[name])}")
     return found
 
 
