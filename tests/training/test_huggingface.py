@@ -135,6 +135,10 @@ def test_folders_that_contradict_themselves_are_refused(hf_folder, set_keys, cha
         ("tokenizer_config.json", {"target_lang": ["eng"]}, "text as `target_lang`"),
         ("config.json", {"pad_token_id": [0]}, r"a whole number as `pad_token_id`, but has \[0\]"),
         ("config.json", {"pad_token_id": "0"}, "a whole number as `pad_token_id`, but has '0'"),
+        ("config.json", {"do_stable_layer_norm": "false"}, "true or false as `do_stable_layer_norm`, but has 'false'"),
+        ("config.json", {"conv_bias": "no"}, "true or false as `conv_bias`"),
+        ("config.json", {"apply_spec_augment": "false"}, "true or false as `apply_spec_augment`"),
+        ("tokenizer_config.json", {"do_lower_case": "false"}, "true or false as `do_lower_case`"),
     ],
 )
 def test_options_of_another_kind_are_named(hf_folder, set_keys, file, change, message):

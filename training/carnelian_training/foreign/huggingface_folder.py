@@ -26,6 +26,7 @@ KINDS: tuple[tuple[str, tuple[type, ...], tuple[str, ...]], ...] = (
     ("a list or a mapping", (list, dict), ("extra_special_tokens",)),
     ("text", (str,), ("target_lang",)),
     ("a whole number", (int,), ("pad_token_id",)),
+    ("true or false", (bool,), ("do_stable_layer_norm", "conv_bias", "apply_spec_augment", "do_lower_case")),
 )
 """What these options must be, in any file, unless they are missing or null."""
 
