@@ -277,6 +277,15 @@ def test_a_heads_bias_has_as_many_numbers_as_its_weight(hf_folder, rows):
         sources.read(hf_folder)
 
 
+def test_a_head_without_its_weight_is_named(hf_folder):
+    """The vocabulary was said to be wrong."""
+    tensors = load_file(hf_folder / "model.safetensors")
+    del tensors["lm_head.weight"]
+    save_file(tensors, hf_folder / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"has neither `lm_head\.weight` nor `quantizer`"):
+        sources.read(hf_folder)
+
+
 def test_a_language_model_that_is_left_aside_is_told(hf_folder, caplog):
     sources.read(hf_folder)
     assert caplog.text == ""

@@ -116,13 +116,13 @@ def read(path: Path, language: str | None = None) -> tuple[Options, dict[str, Te
         "features": _features(path),
         "augment": {"speed": [1.0, 1.0], "spans": carry(SPANS, options)},
     }
-    if any(name.startswith("lm_head.") for name in tensors):
+    if "lm_head.weight" in tensors:
         if not options.get("apply_spec_augment", True):  # turns masks of fine-tuning off
             tree["augment"]["spans"] |= NO_SPANS
         chosen = choose_language(path, language, has_adapters=options.get("adapter_attn_dim") is not None)
         if chosen.adapter is not None:
             tensors |= _adapter(chosen.adapter, tensors)
-        alphabet = read_alphabet(path, chosen.tokens, options, num_rows(tensors.get("lm_head.weight")))
+        alphabet = read_alphabet(path, chosen.tokens, options, num_rows(tensors["lm_head.weight"]))
         if (path / "language_model").is_dir():  # from `Wav2Vec2ProcessorWithLM`
             logger.warning(
                 "%s/language_model, with which transformers decodes, is left aside: its n-grams can be given to the "
@@ -133,7 +133,8 @@ def read(path: Path, language: str | None = None) -> tuple[Options, dict[str, Te
     if any(name.startswith("quantizer.") for name in tensors):
         return tree | {"pretraining": carry(PRETRAINING, options)}, tensors, None
     raise CheckpointError(
-        f"{path} must be a Wav2Vec2ForCTC, HubertForCTC or Wav2Vec2ForPreTraining, but has no `lm_head` nor `quantizer`"
+        f"{path} must be a Wav2Vec2ForCTC, HubertForCTC or Wav2Vec2ForPreTraining, but has neither `lm_head.weight` "
+        "nor `quantizer`"
     )
 
 
