@@ -103,6 +103,13 @@ def test_a_special_token_without_content_is_no_label(hf_folder, set_keys):
     assert sources.read(hf_folder)[0].labels == LABELS
 
 
+def test_a_character_that_is_a_special_token_is_told(hf_folder, caplog, set_keys):
+    caplog.set_level("INFO")
+    set_keys(hf_folder / "tokenizer_config.json", additional_special_tokens=["Z"])
+    assert sources.read(hf_folder)[0].labels == LABELS[:-1]
+    assert "vocab.json: special tokens that are left out: <s> </s> <unk> Z" in caplog.text
+
+
 def test_special_tokens_that_contradict_each_other_are_refused(hf_folder, set_keys):
     """transformers takes one file's word in some versions, the other's in others."""
     set_keys(hf_folder / "special_tokens_map.json", pad_token="<s>")

@@ -2,7 +2,7 @@
 
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from carnelian_training.config_errors import shown
@@ -26,19 +26,25 @@ class Alphabet:
 
 
 def fold(
-    tokens: Mapping[str, int], blank: int, where: str, delimiter: str = WORD_DELIMITER, *, lower: bool = False
+    tokens: Mapping[str, int],
+    blank: int,
+    where: str,
+    delimiter: str = WORD_DELIMITER,
+    *,
+    special: Collection[str] = (),
+    lower: bool = False,
 ) -> Alphabet:
     """Convert a vocabulary to labels.
 
     The word delimiter becomes the space, special tokens are left out, and a vocabulary of only capitals becomes lower
-    case. `tokens` has each token's row in the head, `blank` the blank's. With `lower`, capitals become lower case even
-    if the vocabulary also has small letters.
+    case. `tokens` has each token's row in the head, `blank` the blank's. `special` are special tokens, besides all in
+    angle or square brackets. With `lower`, capitals become lower case even if the vocabulary also has small letters.
 
     Raises:
         CheckpointError: A token has more than one character, or two tokens give the same label.
     """
     kept = [(token, row) for token, row in sorted(tokens.items(), key=lambda pair: pair[1]) if row != blank]
-    left_out = [token for token, _ in kept if _SPECIAL.fullmatch(token)]
+    left_out = [token for token, _ in kept if token in special or _SPECIAL.fullmatch(token)]
     kept = [(" " if token == delimiter else token, row) for token, row in kept if token not in left_out]
     pieces = [token for token, _ in kept if len(token) != 1]
     if pieces:

@@ -59,8 +59,8 @@ def read_alphabet(path: Path, vocabulary: Options, options: Options, num_rows: i
         raise CheckpointError(
             f"{path}: `replace_word_delimiter_char` must be ' ', but is {written!r}: here words are apart by spaces"
         )
-    kept = {token: row for token, row in tokens.items() if token not in special - {delimiter}}
-    alphabet = fold(kept, blank, str(file), delimiter, lower=bool(tokenizer.get("do_lower_case")))
+    lower = bool(tokenizer.get("do_lower_case"))
+    alphabet = fold(tokens, blank, str(file), delimiter, special=special - {delimiter}, lower=lower)
     counts = Counter(alphabet.rows)
     places = zip([*alphabet.labels, "the blank"], alphabet.rows, strict=True)
     if wrong := {label: row for label, row in places if counts[row] > 1 or row not in range(num_rows)}:
