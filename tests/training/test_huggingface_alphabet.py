@@ -157,6 +157,7 @@ def test_vocabularies_are_folded_to_characters():
     assert alphabet.rows == [0, 1, 2, 4]
     assert fold({"a": 0, "B": 1, "_": 2}, 2, "here", "_").labels == ("a", "B")  # both kinds: as it is
     assert fold({"I": 0, "İ": 1, "Ç": 2, "_": 3}, 3, "here").labels == ("ı", "i", "ç")  # Turkish
+    assert fold({"[SPACE]": 0, "a": 1, "_": 2}, 2, "here", "[SPACE]").labels == (" ", "a")
     assert fold({"A": 0, "ª": 1, "_": 2}, 2, "here").labels == ("a", "ª")  # small, but of no capital
     with pytest.raises(CheckpointError, match="one character per token, but has 'sch'"):
         fold({"a": 0, "sch": 1, "-": 2}, 2, "here")

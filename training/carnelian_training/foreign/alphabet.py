@@ -44,7 +44,7 @@ def fold(
         CheckpointError: A token has more than one character, or two tokens give the same label.
     """
     kept = [(token, row) for token, row in sorted(tokens.items(), key=lambda pair: pair[1]) if row != blank]
-    left_out = [token for token, _ in kept if token in special or _SPECIAL.fullmatch(token)]
+    left_out = [t for t, _ in kept if t != delimiter and (t in special or _SPECIAL.fullmatch(t))]
     kept = [(" " if token == delimiter else token, row) for token, row in kept if token not in left_out]
     pieces = [token for token, _ in kept if len(token) != 1]
     if pieces:

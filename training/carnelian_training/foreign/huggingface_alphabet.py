@@ -60,7 +60,7 @@ def read_alphabet(path: Path, vocabulary: Options, options: Options, num_rows: i
             f"{path}: `replace_word_delimiter_char` must be ' ', but is {written!r}: here words are apart by spaces"
         )
     lower = bool(tokenizer.get("do_lower_case"))
-    alphabet = fold(tokens, blank, str(file), delimiter, special=special - {delimiter}, lower=lower)
+    alphabet = fold(tokens, blank, str(file), delimiter, special=special, lower=lower)
     counts = Counter(alphabet.rows)
     places = zip([*alphabet.labels, "the blank"], alphabet.rows, strict=True)
     if wrong := {label: row for label, row in places if counts[row] > 1 or row not in range(num_rows)}:
