@@ -88,6 +88,8 @@ def _interpret(
         tensors = plain_tensors(tensors, path)
         tree = nemo.config_tree(theirs, where)
         weights = partial(nemo.weights, tensors, path=path)
+    elif path.suffix in (".json", ".safetensors") and path.is_file():
+        raise CheckpointError(f"{path} must be read with the rest of its Hugging Face folder: give {path.parent}")
     else:
         content = unpickling.load_checkpoint(path)
         if isinstance(content, dict) and "weights" in content:
