@@ -7,7 +7,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 
 from carnelian_training.config import Config
@@ -83,7 +83,13 @@ def write_model(
     target = target or Target()
     repository.mkdir(parents=True, exist_ok=True)
     stages = {f"{name}{suffix}" for suffix in SUFFIXES} | ({AUDIO_DECODE} if "decode" in target.tuning else set())
-    with _scratch(_scratch_place(repository, stages)) as staged:
+    parent = repository.resolve().parent
+    beside = _can_hold(parent, repository)
+    # Another export could replace the model whose folder holds the temporary one, and delete both: they take turns.
+    with (
+        nullcontext() if beside else _held(repository),
+        _scratch(parent if beside else _place_inside(repository.resolve(), stages)) as staged,
+    ):
         with written(repository / name, ", and is as it was before"):
             write_stages(staged, name, config, decoding or Decoding(), target)
             _check_release(repository, staged, name)
@@ -94,7 +100,7 @@ def write_model(
                 name_cached_engines(configuration, (acoustic / VERSION / "model.onnx").read_bytes())
                 (acoustic / "config.pbtxt").write_text(to_text(configuration))
             _flush(staged)
-        with _held(repository):
+        with _held(repository) if beside else nullcontext():
             _check_release(repository, staged, name)  # again: another export may have ended meanwhile
             if "decode" not in target.tuning and (repository / AUDIO_DECODE).exists():
                 _warn_of_kept_decode(repository, staged)
@@ -112,7 +118,11 @@ def _held(repository: Path) -> Iterator[None]:
     handle = os.open(repository, os.O_RDONLY)
     try:
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                logger.warning("another export writes into %s: waiting until it has ended", repository)
+                fcntl.flock(handle, fcntl.LOCK_EX)
         except OSError as error:  # a file system without locks
             logger.warning("nothing keeps other exports out of %s meanwhile: %s", repository, error.strerror)
         yield
@@ -154,20 +164,21 @@ def _flush(folder: Path) -> None:
                 os.fsync(file.fileno())
 
 
-def _scratch_place(repository: Path, stages: set[str]) -> Path:
-    """Choose where to make the temporary folder: beside the repository, where no server looks, or else inside it.
+def _can_hold(place: Path, repository: Path) -> bool:
+    """Whether a temporary folder can be made in a place, and folders can be moved from it into the repository."""
+    return place.stat().st_dev == repository.stat().st_dev and os.access(place, os.W_OK | os.X_OK)
+
+
+def _place_inside(repository: Path, stages: set[str]) -> Path:
+    """Choose where in the repository to make the temporary folder, if there can be none beside it.
 
     Folders cannot be moved from one file system to another, so it is inside if the repository is a mounted volume, or
     if the folder around it may not be written to. Triton takes each folder of a repository for a model, even a hidden
     one, and starts without any model if one cannot be loaded. But in a model's folder it ignores all folders whose name
-    is no number. So inside the repository, the folder of a model that stays is chosen, if there is one.
+    is no number. So the folder of a model that stays is chosen, if there is one.
     """
-    repository = repository.resolve()
     staying = [path.parent for path in sorted(repository.glob("*/config.pbtxt")) if path.parent.name not in stages]
-    for place in (repository.parent, *staying):
-        if place.stat().st_dev == repository.stat().st_dev and os.access(place, os.W_OK | os.X_OK):
-            return place
-    return repository
+    return next((place for place in staying if _can_hold(place, repository)), repository)
 
 
 def _check_name(name: str) -> None:

@@ -124,6 +124,36 @@ def test_exports_into_one_repository_put_their_folders_in_place_one_after_the_ot
     assert refused
 
 
+def test_exports_that_work_inside_a_repository_take_turns(tmp_path, config, network, monkeypatch):
+    """The one that ended first deleted the other's work, with the model in whose folder it was."""
+    monkeypatch.setattr(repository.os, "access", lambda path, mode: path != tmp_path)
+    write_model(tmp_path / "r", "tiny", config, network)
+    handle = os.open(tmp_path / "r", os.O_RDONLY)
+
+    def meanwhile(*_):
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)  # what the other would wait for
+        return 0.0
+
+    monkeypatch.setattr(repository, "write_acoustic", meanwhile)
+    write_model(tmp_path / "r", "tiny", config, network)
+    os.close(handle)
+
+
+def test_an_export_says_what_it_waits_for(tmp_path, config, network, monkeypatch):
+    (tmp_path / "r").mkdir()
+    handle, said = os.open(tmp_path / "r", os.O_RDONLY), []
+    fcntl.flock(handle, fcntl.LOCK_EX)
+
+    def end(message, *values):
+        said.append(message % values)
+        os.close(handle)
+
+    monkeypatch.setattr(repository.logger, "warning", end)
+    write_model(tmp_path / "r", "tiny", config, network)
+    assert said == [f"another export writes into {tmp_path / 'r'}: waiting until it has ended"]
+
+
 def test_a_release_that_another_export_has_put_there_meanwhile_stays(tmp_path, config, network, monkeypatch):
     other = dataclasses.replace(config, labels=config.labels[::-1])
 
