@@ -133,7 +133,8 @@ def _held(repository: Path) -> Iterator[None]:
 @contextmanager
 def _scratch(place: Path) -> Iterator[Path]:
     """Make a temporary folder and delete it at the end; warn if another user's files cannot be deleted from it."""
-    scratch = Path(tempfile.mkdtemp("", ".carnelian-export-", place))
+    with written(place):
+        scratch = Path(tempfile.mkdtemp("", ".carnelian-export-", place))
     try:
         yield scratch
     finally:
@@ -165,17 +166,26 @@ def _flush(folder: Path) -> None:
 
 
 def _can_hold(place: Path, repository: Path) -> bool:
-    """Whether a temporary folder can be made in a place, and folders can be moved from it into the repository."""
-    return place.stat().st_dev == repository.stat().st_dev and os.access(place, os.W_OK | os.X_OK)
+    """Try whether a temporary folder can be made in a place, and what is in it be moved into the repository.
+
+    One disk may be mounted twice, and nothing is moved from mount to mount. Triton takes no file for a model.
+    """
+    try:
+        with tempfile.TemporaryDirectory("", ".carnelian-export-", place) as folder:
+            Path(folder, "tried").touch()
+            Path(folder, "tried").replace(repository / Path(folder).name).unlink()
+    except OSError:
+        return False
+    return True
 
 
 def _place_inside(repository: Path, stages: set[str]) -> Path:
     """Choose where in the repository to make the temporary folder, if there can be none beside it.
 
-    Folders cannot be moved from one file system to another, so it is inside if the repository is a mounted volume, or
-    if the folder around it may not be written to. Triton takes each folder of a repository for a model, even a hidden
-    one, and starts without any model if one cannot be loaded. But in a model's folder it ignores all folders whose name
-    is no number. So the folder of a model that stays is chosen, if there is one.
+    It is inside if the repository is a mounted volume, or if the folder around it may not be written to. Triton takes
+    each folder of a repository for a model, even a hidden one, and starts without any model if one cannot be loaded.
+    But in a model's folder it ignores all folders whose name is no number. So the folder of a model that stays is
+    chosen, if there is one.
     """
     staying = [path.parent for path in sorted(repository.glob("*/config.pbtxt")) if path.parent.name not in stages]
     return next((place for place in staying if _can_hold(place, repository)), repository)

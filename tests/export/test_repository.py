@@ -1,10 +1,12 @@
 import dataclasses
+import errno
 import fcntl
 import fnmatch
 import json
 import os
 import shutil
 import signal
+import subprocess
 import tempfile
 from pathlib import Path
 
@@ -26,6 +28,20 @@ FOLDERS = ["audio_decode", "tiny", "tiny_acoustic", "tiny_ctc", "tiny_features",
 
 def contents(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def forbid(place: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Lets nobody make temporary folders in a place; returns a list of the places where they are made."""
+    make, places = tempfile.mkdtemp, []
+
+    def make_elsewhere(suffix, prefix, folder):
+        if folder == place:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
+        places.append(folder)
+        return make(suffix, prefix, folder)
+
+    monkeypatch.setattr(tempfile, "mkdtemp", make_elsewhere)
+    return places
 
 
 def test_a_fresh_repository_gets_all_folders_and_nothing_else(tmp_path, config, network):
@@ -57,10 +73,30 @@ def test_a_server_finds_no_half_model_on_a_mounted_volume(mount_tmpfs, config, n
     assert not list(volume.glob("*/.*"))
 
 
+def test_a_part_of_a_disk_that_is_mounted_again_is_a_repository_too(tmp_path, config, network):
+    """The system gives both the same device, but moves nothing from one mount to the other."""
+    volume = tmp_path / "r"
+    volume.mkdir()
+    done = subprocess.run(["mount", "--bind", volume, volume], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        pytest.skip(f"nothing can be mounted here: {done.stderr.strip()}")
+    try:
+        for _ in range(2):
+            write_model(volume, "tiny", config, network)
+            assert sorted(p.name for p in volume.iterdir()) == FOLDERS
+        assert list(tmp_path.iterdir()) == [volume]
+    finally:
+        subprocess.run(["umount", volume], check=True)
+
+
+def test_a_repository_that_is_read_only_is_named(mount_tmpfs, config, network):
+    volume = mount_tmpfs("ro")
+    with pytest.raises(WriteError, match=rf"^{volume} could not be written: .* Read-only file system: "):
+        write_model(volume, "tiny", config, network)
+
+
 def test_only_the_repository_itself_need_be_writable(tmp_path, config, network, monkeypatch):
-    monkeypatch.setattr(repository.os, "access", lambda path, mode: path != tmp_path)
-    make, places = tempfile.mkdtemp, []
-    monkeypatch.setattr(tempfile, "mkdtemp", lambda *args: places.append(args[2]) or make(*args))
+    places = forbid(tmp_path, monkeypatch)
     for expected in (tmp_path / "r", tmp_path / "r" / "audio_decode"):
         write_model(tmp_path / "r", "tiny", config, network)
         assert expected in places
@@ -126,7 +162,7 @@ def test_exports_into_one_repository_put_their_folders_in_place_one_after_the_ot
 
 def test_exports_that_work_inside_a_repository_take_turns(tmp_path, config, network, monkeypatch):
     """The one that ended first deleted the other's work, with the model in whose folder it was."""
-    monkeypatch.setattr(repository.os, "access", lambda path, mode: path != tmp_path)
+    forbid(tmp_path, monkeypatch)
     write_model(tmp_path / "r", "tiny", config, network)
     handle = os.open(tmp_path / "r", os.O_RDONLY)
 
