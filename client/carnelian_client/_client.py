@@ -346,7 +346,7 @@ class CarnelianClient:
         """Say whether a model can be called now: False also if the server cannot be reached, or is stopping.
 
         Raises:
-            ServerError: what answered is no Triton, or wants a key that was not sent.
+            ServerError: what answered is no Triton, or wants a key that was not sent, or not a right one.
         """
         self._check_open()
         try:
