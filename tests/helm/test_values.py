@@ -155,6 +155,7 @@ def test_a_typo_is_refused_by_name(typo, named, helm, refusal):
         "server.logLevel=debug",
         "server.extraArgs={verbose}",
         "modelRepository.path=models",
+        "updateStrategy.maxUnavailable=101%",
         "podDisruptionBudget.maxUnavailable=0",
         "podDisruptionBudget.maxUnavailable=-3",
         "drain.timeoutSeconds=0",
