@@ -307,6 +307,23 @@ def test_a_name_that_the_environment_has_already_is_refused(case, names, advice,
     assert advice in refusal(*values, case=case)
 
 
+@pytest.mark.parametrize(
+    ("case", "values", "said"),
+    [
+        ("default", ["extraVolumes[0].name=tmp"], "has tmp, which the chart sets itself; remove it, or choose"),
+        ("google", ["extraVolumes[0].name=google"], "extraVolumes has google, which the chart sets itself"),
+        ("default", ["extraVolumeMounts[0].mountPath=/dev/shm"], "has /dev/shm, which the chart sets itself"),
+        ("download", ["extraVolumeMounts[0].mountPath=/scripts"], "has /scripts, which the chart sets itself"),
+        ("default", ["extraContainers[0].name=server"], "extraContainers has server, which the chart sets itself"),
+        ("download", ["extraInitContainers[0].name=download"], "has download, which the chart sets itself"),
+        ("default", ["extraContainers[0].name=a", "extraInitContainers[0].name=a"], "has a twice; remove one"),
+    ],
+)
+def test_what_the_pod_has_already_is_refused(case, values, said, refusal):
+    """The API server refuses it, in the middle of an upgrade."""
+    assert said in refusal(*values, case=case)
+
+
 def test_a_name_that_the_chart_would_set_may_be_given_where_it_does_not(render):
     server = render("restrictedProtocols.enabled=false", "extraEnv[0].name=CARNELIAN_ADMIN_KEY").server
     assert [variable["name"] for variable in server["env"]].count("CARNELIAN_ADMIN_KEY") == 1

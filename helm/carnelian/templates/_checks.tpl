@@ -45,15 +45,25 @@
 {{- end -}}
 {{- end -}}
 {{- end -}}
-{{- /* Which of two a container gets depends on who applies the manifest. */ -}}
+{{- /* Which of two variables a container gets depends on who applies the manifest; the others are refused in the cluster. */ -}}
 {{- $own := include "carnelian.ownEnv" . | fromYamlArray -}}
-{{- if and (eq $repository.source "download") $repository.download.secretName -}}{{- $own = append $own (dict "name" "AUTHORIZATION") -}}{{- end -}}
-{{- include "carnelian.checkEnv" (list "extraEnv" .Values.extraEnv $own) -}}
+{{- $mounts := include "carnelian.ownVolumeMounts" . | fromYamlArray -}}
+{{- $containers := list (dict "name" "server") -}}
+{{- if eq $repository.source "download" -}}
+{{- if $repository.download.secretName -}}{{- $own = append $own (dict "name" "AUTHORIZATION") -}}{{- end -}}
+{{- $mounts = append $mounts (dict "mountPath" "/scripts") -}}
+{{- $containers = append $containers (dict "name" "download") -}}
+{{- end -}}
+{{- include "carnelian.checkTwice" (list "extraVolumes" "name" .Values.extraVolumes (include "carnelian.ownVolumes" . | fromYamlArray)) -}}
+{{- include "carnelian.checkTwice" (list "extraVolumeMounts" "mountPath" .Values.extraVolumeMounts $mounts) -}}
+{{- $extra := concat (default list .Values.extraInitContainers) (default list .Values.extraContainers) -}}
+{{- include "carnelian.checkTwice" (list "extraInitContainers + extraContainers" "name" $extra $containers) -}}
+{{- include "carnelian.checkTwice" (list "extraEnv" "name" .Values.extraEnv $own) -}}
 {{- if .Values.training.enabled -}}
-{{- include "carnelian.checkEnv" (list "training.extraEnv" .Values.training.extraEnv (include "carnelian.trainingEnv" .Values.training | fromYamlArray)) -}}
+{{- include "carnelian.checkTwice" (list "training.extraEnv" "name" .Values.training.extraEnv (include "carnelian.trainingEnv" .Values.training | fromYamlArray)) -}}
 {{- end -}}
 {{- if .Values.perf.enabled -}}
-{{- include "carnelian.checkEnv" (list "perf.extraEnv" .Values.perf.extraEnv (include "carnelian.home" . | fromYamlArray)) -}}
+{{- include "carnelian.checkTwice" (list "perf.extraEnv" "name" .Values.perf.extraEnv (include "carnelian.home" . | fromYamlArray)) -}}
 {{- end -}}
 {{- /* carnelian-serve refuses some, and tritonserver would have them twice, or a pod never be ready. It takes the beginning of a name
 for the whole. */ -}}
@@ -218,19 +228,21 @@ for the whole. */ -}}
 {{- end -}}
 {{- end -}}
 
-{{/* No variable twice; takes (list "value" given own). */}}
-{{- define "carnelian.checkEnv" -}}
+{{/* Nothing twice, by one of its fields; takes (list "value" "field" given own). */}}
+{{- define "carnelian.checkTwice" -}}
 {{- $value := index . 0 -}}
+{{- $field := index . 1 -}}
 {{- $names := list -}}
-{{- range index . 2 -}}{{- $names = append $names .name -}}{{- end -}}
+{{- range index . 3 -}}{{- $names = append $names (get . $field) -}}{{- end -}}
 {{- $given := list -}}
-{{- range index . 1 -}}
-{{- if has .name $names -}}
-{{- fail (printf "%s has %s, which the chart sets itself; remove it" $value .name) -}}
+{{- range index . 2 -}}
+{{- $name := get . $field -}}
+{{- if has $name $names -}}
+{{- fail (printf "%s has %s, which the chart sets itself; remove it, or choose another %s" $value $name $field) -}}
 {{- end -}}
-{{- if has .name $given -}}
-{{- fail (printf "%s has %s twice; remove one" $value .name) -}}
+{{- if has $name $given -}}
+{{- fail (printf "%s has %s twice; remove one" $value $name) -}}
 {{- end -}}
-{{- $given = append $given .name -}}
+{{- $given = append $given $name -}}
 {{- end -}}
 {{- end -}}

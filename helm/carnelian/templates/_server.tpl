@@ -227,7 +227,7 @@ of a file often ends its line, which no header can: the arguments lose line ends
 {{- toYaml $resources -}}
 {{- end -}}
 
-{{- define "carnelian.volumes" -}}
+{{- define "carnelian.ownVolumes" -}}
 - name: tmp
   emptyDir:
     sizeLimit: {{ .Values.tmpSize }}
@@ -266,12 +266,9 @@ of a file often ends its line, which no header can: the arguments lose line ends
       - {key: ca.crt, path: ca.crt}
       {{- end }}
 {{- end }}
-{{- with .Values.extraVolumes }}
-{{ toYaml . }}
-{{- end }}
 {{- end -}}
 
-{{- define "carnelian.volumeMounts" -}}
+{{- define "carnelian.ownVolumeMounts" -}}
 - name: tmp
   mountPath: /tmp
 - name: shared-memory
@@ -294,8 +291,5 @@ of a file often ends its line, which no header can: the arguments lose line ends
 - name: tls
   mountPath: /tls
   readOnly: true
-{{- end }}
-{{- with .Values.extraVolumeMounts }}
-{{ toYaml . }}
 {{- end }}
 {{- end -}}
