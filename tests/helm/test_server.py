@@ -195,7 +195,7 @@ def test_the_refusal_of_a_memory_limit_shows_a_number_as_it_was_written(number, 
 
 @pytest.mark.parametrize("limit", ["897Mi", "0.876Gi", "940M", "1T", "939524097", "null"])
 def test_a_memory_limit_above_shared_memory_is_taken(limit, render):
-    limits = render(f"resources.limits.memory={limit}").server["resources"]["limits"]
+    limits = render(f"resources.limits.memory={limit}", "resources.requests.memory=1").server["resources"]["limits"]
     assert str(limits.get("memory", "null")) == limit
 
 

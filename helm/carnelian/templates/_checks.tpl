@@ -5,6 +5,7 @@
 {{- include "carnelian.checkScaling" . -}}
 {{- include "carnelian.checkUpdates" . -}}
 {{- include "carnelian.checkJobs" . -}}
+{{- include "carnelian.checkRequests" . -}}
 {{- end -}}
 
 {{- define "carnelian.checkModels" -}}
@@ -215,6 +216,19 @@ for the whole. */ -}}
 {{- end -}}
 {{- end -}}
 
+{{- define "carnelian.checkRequests" -}}
+{{- with .Values -}}
+{{- range $section, $resources := dict "" .resources "training." .training.resources "perf." .perf.resources "test." .test.resources -}}
+{{- range $name, $request := $resources.requests -}}
+{{- $limit := dig "limits" $name "" $resources -}}
+{{- if and $limit (gt (include "carnelian.quantity" $request | float64) (include "carnelian.quantity" $limit | float64)) -}}
+{{- fail (printf "%sresources.requests.%s is %s, above %sresources.limits.%s, %s; change one" $section $name (toJson $request) $section $name (toJson $limit)) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{/* A container may fill its /dev/shm; takes (list section resources size). */}}
 {{- define "carnelian.checkMemory" -}}
 {{- $section := index . 0 -}}
@@ -222,7 +236,7 @@ for the whole. */ -}}
 {{- with dig "limits" "memory" "" (index . 1) -}}
 {{- /* Of a values file, a number is a float, which would be printed as 5e+08. */ -}}
 {{- $limit := and (kindIs "float64" .) (eq (float64 .) (int64 . | float64)) | ternary (int64 .) . -}}
-{{- if le (include "carnelian.bytes" . | int64) (include "carnelian.bytes" $size | int64) -}}
+{{- if le (include "carnelian.quantity" . | float64) (include "carnelian.quantity" $size | float64) -}}
 {{- fail (printf "%sresources.limits.memory is %v, but /dev/shm, which counts as memory, may hold %s, so the container would be killed before that is full; raise it, or lower %ssharedMemory" $section $limit $size $section) -}}
 {{- end -}}
 {{- end -}}

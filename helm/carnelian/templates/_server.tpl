@@ -30,16 +30,15 @@ of a file often ends its line, which no header can: the arguments lose line ends
 {{/* The whole cores of each of some processes, at least one; takes (list resources processes). Empty without a request. */}}
 {{- define "carnelian.cores" -}}
 {{- with include "carnelian.cpu" (index . 0) -}}
-{{- $cores := hasSuffix "m" . | ternary (divf (trimSuffix "m" .) 1000) (float64 .) -}}
-{{- divf $cores (index $ 1) | floor | int | max 1 -}}
+{{- divf (include "carnelian.quantity" .) (index $ 1) | floor | int | max 1 -}}
 {{- end -}}
 {{- end -}}
 
-{{/* A quantity of memory in bytes. */}}
-{{- define "carnelian.bytes" -}}
-{{- $unit := toString . | regexFind "[kMGT]i?$" -}}
-{{- $bytes := dict "" 1 "k" 1e3 "M" 1e6 "G" 1e9 "T" 1e12 "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776 -}}
-{{- mulf (toString . | trimSuffix $unit | float64) (get $bytes $unit) | int64 -}}
+{{/* A quantity as a number, of bytes or cores. */}}
+{{- define "carnelian.quantity" -}}
+{{- $unit := toString . | regexFind "(m|[kMGT]i?)$" -}}
+{{- $factor := dict "" 1 "m" 1e-3 "k" 1e3 "M" 1e6 "G" 1e9 "T" 1e12 "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776 -}}
+{{- mulf (toString . | trimSuffix $unit) (get $factor $unit) -}}
 {{- end -}}
 
 {{/* The size of /dev/shm. */}}
