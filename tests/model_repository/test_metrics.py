@@ -1,14 +1,19 @@
-"""What <model>_ctc counts beside Triton's own metrics."""
+"""What <model>_ctc and audio_decode count beside Triton's own metrics."""
 
 import re
 import time
 import urllib.request
+from contextlib import suppress
+from itertools import chain
+from pathlib import Path
 
 import numpy as np
 import pytest
+from tritonclient.grpc import InferenceServerException
 
 MODEL = "quartznet_demo"
 RATE_HZ = 16_000
+FLAC = (Path(__file__).parents[2] / "demo" / "clips" / "storm.flac").read_bytes()
 
 
 @pytest.fixture
@@ -28,10 +33,11 @@ def read(server):
 def count(models, read):
     """Sends rows, and tells by how much counters have moved, once so many have."""
 
-    def count(num_counters, **rows):
+    def count(num_counters, **request):
         time.sleep(0.3)  # the stage sends what it counts a moment later
         before = read()
-        models.infer(f"{MODEL}_pcm", **rows)
+        with suppress(InferenceServerException):
+            models.infer(f"{MODEL}_pcm", **request)
         moved, end = {}, time.monotonic() + 30
         while len(moved) < num_counters and time.monotonic() < end:
             moved = {name: value - before[name] for name, value in read().items() if value != before[name]}
@@ -51,6 +57,12 @@ def test_clips_and_their_seconds_are_counted(signals, count):
     assert set(moved) == {"clips ok", "clips not_finite", "audio_seconds", "delivered_frames", "frames"}
 
 
+def test_a_wrong_option_is_counted_as_such(signals, count):
+    signal = next(iter(signals.values()))
+    rows = {"SIGNAL": signal[np.newaxis], "SIGNAL_LENGTH": np.int32([[len(signal)]])}
+    assert count(3, parameters={"decoder": "best"}, **rows)["clips wrong_option"] == 1
+
+
 def test_padding_counts_among_the_delivered_frames_alone(signals, count):
     signal = next(iter(signals.values()))
     lengths = np.int32([[len(signal)], [len(signal) // 2]])
@@ -60,5 +72,32 @@ def test_padding_counts_among_the_delivered_frames_alone(signals, count):
 
 def test_every_outcome_is_there_from_the_start(read):
     assert {name for name in read() if name.startswith("clips")} == {
-        f"clips {outcome}" for outcome in ("ok", "no_samples", "too_short", "too_long", "not_finite", "other")
+        f"clips {outcome}"
+        for outcome in ("ok", "no_samples", "too_short", "too_long", "not_finite", "wrong_option", "other")
+    }
+
+
+def test_files_that_cannot_be_decoded_are_counted_by_reason(server, models):
+    """They were one number with all other errors of the ensemble."""
+
+    def read():
+        with urllib.request.urlopen(server.metrics_url, timeout=60) as answer:
+            text = answer.read().decode()
+        pattern = r'^carnelian_decode_errors_total\{model="audio_decode",reason="(\w+)"\} (\S+)$'
+        return {reason: float(value) for reason, value in re.findall(pattern, text, re.M)}
+
+    files = {
+        "empty": [b""],
+        "format": [b"a text", b"<html>"],
+        "damaged": [FLAC[: len(FLAC) // 2]],
+        "memory": [bytes(200 << 20)],
+    }
+    before = read()
+    assert set(before) == set(files)
+    for content in chain(*files.values()):
+        with pytest.raises(InferenceServerException):
+            models.infer(MODEL, AUDIO=np.frombuffer(content, np.uint8)[np.newaxis])
+    models.infer(MODEL, AUDIO=np.frombuffer(FLAC, np.uint8)[np.newaxis])
+    assert {reason: value - before[reason] for reason, value in read().items()} == {
+        reason: len(contents) for reason, contents in files.items()
     }

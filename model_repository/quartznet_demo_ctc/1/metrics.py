@@ -30,6 +30,7 @@ OUTCOMES = {
     "too short": "too_short",
     "too long": "too_long",
     "not finite": "not_finite",
+    "wrong option": "wrong_option",
 }
 
 

@@ -7,7 +7,6 @@ that they all share refuses what would only make everybody wait.
 
 from __future__ import annotations
 
-import contextlib
 import http.client
 import os
 import re
@@ -18,6 +17,7 @@ from collections.abc import Sequence
 import triton_python_backend_utils as pb_utils
 
 from carnelian_serving import METRICS_VARIABLE
+from carnelian_serving.backends.counter import Counter
 from carnelian_serving.backends.model_config import ConfigError, ModelConfig
 
 REFUSED_METRIC = "carnelian_refused_requests_total"
@@ -61,7 +61,7 @@ class Admission:
         self._pending = _PendingRequests(stages, os.environ.get(METRICS_VARIABLE))
         self._most_pending = 0
         """The most requests that may wait now: those of when Triton was last asked, and all that passed since."""
-        self._refused = _Refused(model)
+        self._refused = Counter(REFUSED_METRIC, "Requests that were turned away because too many waited.", model=model)
 
     def admit(self, num_requests: int) -> bool:
         """Return whether a batch of this many requests may pass; if so, they count as waiting from now on."""
@@ -126,22 +126,3 @@ class _PendingRequests:
         if not lengths:
             pb_utils.Logger.log_warn(f"no request is turned away: the server has no model of `{STAGES}`")
         return sum(map(int, lengths))
-
-
-class _Refused:
-    """A counter among the server's metrics; it does nothing if the server keeps none."""
-
-    def __init__(self, model: str) -> None:
-        self._metric = None
-        with contextlib.suppress(pb_utils.TritonModelException):
-            # A family must outlive its metrics.
-            self._family = pb_utils.MetricFamily(
-                name=REFUSED_METRIC,
-                description="Requests that were turned away because too many waited.",
-                kind=pb_utils.MetricFamily.COUNTER,
-            )
-            self._metric = self._family.Metric(labels={"model": model})
-
-    def count(self, num_requests: int) -> None:
-        if self._metric is not None:
-            self._metric.increment(num_requests)

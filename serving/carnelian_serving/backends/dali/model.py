@@ -17,6 +17,7 @@ import numpy as np
 
 from carnelian_serving.backends.batching import Batches, Rows, check_output
 from carnelian_serving.backends.dali import admission
+from carnelian_serving.backends.dali.decode_errors import DecodeErrors
 from carnelian_serving.backends.dali.pipeline import TOO_LITTLE_MEMORY, PipelineRunner, load_serialized
 from carnelian_serving.backends.model_config import Array, ConfigError, read_model_config
 from carnelian_serving.backends.parts import MAX_RUN_ROWS, split
@@ -29,6 +30,8 @@ it does not know, and crashes without memory for it: a film of 300 MB would end 
 LEAST_MEMORY_MIB = 16
 """The least memory that an instance may be given: with much less it fails in its warm-up, or crashes, and then
 tritonserver 2.51 does too."""
+DECODER = b"decoders__"
+"""How the names of DALI's decoders begin in a serialised pipeline."""
 
 
 class TritonPythonModel:
@@ -61,8 +64,10 @@ class TritonPythonModel:
                 f"{LEAST_MEMORY_MIB}, but is {memory_mib}"
             )
         on_gpu = args["model_instance_kind"] == "GPU"
+        serialized = load_serialized(self._config)
+        self._errors = DecodeErrors(self._config.name) if DECODER in serialized else None
         self._pipeline = PipelineRunner(
-            load_serialized(self._config),
+            serialized,
             max_batch_size=self._config.max_batch_size,
             num_threads=thread_count(self._config, "num_threads") or None,
             device_id=int(args["model_instance_device_id"]) if on_gpu else None,
@@ -89,6 +94,15 @@ class TritonPythonModel:
         return split(counts, self._most_rows)
 
     def _run(self, inputs: Rows) -> Rows:
+        try:
+            return self._run_pipeline(inputs)
+        except Exception as error:
+            arrays = next(iter(inputs.values()))
+            if self._errors is not None and len(arrays) == 1:  # each request of a larger batch runs again by itself
+                self._errors.count(arrays[0].nbytes, str(error))
+            raise
+
+    def _run_pipeline(self, inputs: Rows) -> Rows:
         counts = [len(array) for array in next(iter(inputs.values()))]
         samples_of = {name: [row for array in arrays for row in array] for name, arrays in inputs.items()}
         self._pipeline.make_ready()  # its threads count against the bound
