@@ -133,6 +133,11 @@ def test_overrides_reach_nested_values_before_validation(config_file):
         ("labels=[]", "`labels` must hold one character at least"),
         ("data.min_duration_s=20", "`min_duration_s` must be at most `max_duration_s`, 16.7, but is 20"),
         ("augment.frequency_masks=-1", "`frequency_masks` must be finite and at least 0, but is -1"),
+        (
+            "augment.frequency_mask_bands=65",
+            r"tiny\.yaml: `augment.frequency_mask_bands` must be at most `features.num_mels`, 64, but is 65",
+        ),
+        ("augment={cutout_boxes: 1, cutout_bands: 65}", "`augment.cutout_bands` must be at most .*, 64, but is 65"),
         ("augment.dither=.nan", "`dither` must be finite and at least 0, but is nan"),
         ("augment.time_mask_share=2", "`time_mask_share` must be within 0 to 1"),
         ("data.num_threads=100000", "`num_threads` must be at most 1,024, but is 100,000"),

@@ -248,15 +248,23 @@ class Config:
 _ADAPTER = TypeAdapter(with_config(ConfigDict(extra="forbid"))(Config))
 
 
-def check_all_used(config: Config, where: str) -> None:
-    """Check that no field is set that the network does not use.
+def check_suits_network(config: Config, where: str) -> None:
+    """Check that no field is set that the network does not use, and that masks are no wider than its features.
 
     :class:`Config` itself does not check this, because checkpoints may hold such fields.
 
     Raises:
-        ConfigError: Fields that only networks with log-mel features use are set for wav2vec 2.0; 0 does not count.
+        ConfigError: Fields that only networks with log-mel features use are set for wav2vec 2.0; 0 does not count. Or
+            masks may be of more bands than there are.
     """
-    if not isinstance(config.model, Wav2Vec2Config):
+    if isinstance(config.features, FeatureSettings):
+        augment, num_mels = config.augment, config.features.num_mels
+        for masks, bands in (("frequency_masks", "frequency_mask_bands"), ("cutout_boxes", "cutout_bands")):
+            if getattr(augment, masks) and getattr(augment, bands) > num_mels:
+                raise ConfigError(
+                    f"{where}: `augment.{bands}` must be at most `features.num_mels`, {num_mels}, but is "
+                    f"{getattr(augment, bands)}: a mask would often hide the whole clip; lower it"
+                )
         return
     sections = {
         "augment": (config.augment, AugmentConfig(), AUGMENT_OF_MEL),

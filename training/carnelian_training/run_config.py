@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter, with_config
 
-from carnelian_training.config import Config, check_all_used, config_from_dict
+from carnelian_training.config import Config, check_suits_network, config_from_dict
 from carnelian_training.config_errors import ConfigError
 from carnelian_training.config_tree import config_to_dict, flat, load_tree, validated
 from carnelian_training.distributed import is_first
@@ -57,7 +57,7 @@ def load_run(path: Path, overrides: tuple[str, ...] = ()) -> RunConfig:
     _inherit(tree)
     config = run_from_dict(tree, str(path))
     if isinstance(config, Config):
-        check_all_used(config, str(path))
+        check_suits_network(config, str(path))
     warmup, steps = config.optimizer.warmup_steps, config.loop.steps
     if warmup > steps and is_first():
         logger.warning(
