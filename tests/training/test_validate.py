@@ -119,6 +119,15 @@ def test_nothing_to_look_at_is_no_success(tiny_config, tmp_path, call):
     assert "own.yaml must name manifests" in err
 
 
+def test_what_fit_is_given_can_be_validated(manifest, tiny_config, tmp_path, call):
+    (tmp_path / "own.yaml").write_text(yaml.safe_dump(config_to_dict(tiny_config) | {"data": {}}))
+    given = ("--set", f"data.train=[{{path: {manifest}}}]", "--set", "labels=[x]")
+    status, out, err = call(main, "validate", tmp_path / "own.yaml", *given)
+    assert (status, f"{manifest}: 0 clips without a defect" in out) == (1, True), out + err
+    status, _, err = call(main, "validate", manifest, *given)
+    assert (status, "--set must come with a YAML file" in err) == (1, True), err
+
+
 def test_a_sound_manifest_passes(tmp_path, call):
     soundfile.write(tmp_path / "a.wav", np.random.default_rng(0).standard_normal(16000) * 0.1, 16000)
     (tmp_path / "m.jsonl").write_text(json.dumps({"audio_filepath": "a.wav", "duration": 1.0, "text": "a"}))

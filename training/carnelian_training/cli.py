@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from carnelian_training.command_options import check_checkpoint, escape_output, folder
+from carnelian_training.command_options import Overrides, check_checkpoint, escape_output, folder
 from carnelian_training.corpora.command import convert, perturb, prepare, validate
 from carnelian_training.evaluation.command import evaluate, transcribe
 from carnelian_training.foreign.command import import_, to_huggingface, to_nemo
@@ -24,7 +24,7 @@ def fit(
     directory: Annotated[
         Path, typer.Option("--out", parser=folder, help="Folder of the run; resumed if it holds checkpoints.")
     ],
-    overrides: Annotated[list[str] | None, typer.Option("--set", help="a.b=value, over the file; repeatable.")] = None,
+    overrides: Overrides = None,
 ) -> None:
     """Train a model; run it again to go on with an interrupted run."""
     from carnelian_training.loop.train import train

@@ -4,10 +4,13 @@ import io
 import os
 import sys
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
 from carnelian_training.replacement import is_stream
+
+Overrides = Annotated[list[str] | None, typer.Option("--set", help="a.b=value, over the file; repeatable.")]
 
 
 def check_writable(path: Path | None) -> Path | None:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from carnelian_training.command_options import folder
+from carnelian_training.command_options import Overrides, folder
 
 prepare = typer.Typer(no_args_is_help=True, help="Fetch a corpus and write its manifests.")
 
@@ -97,6 +97,7 @@ def validate(
         list[Path],
         typer.Argument(metavar="CONFIG_OR_MANIFEST...", help="A YAML file: its manifests, labels, limits."),
     ],
+    overrides: Overrides = None,
     write: Annotated[bool, typer.Option("--write", help="Write what is left to NAME.clean.jsonl.")] = False,
     min_rate: Annotated[int, typer.Option(help="Hz; files recorded below are reported.", min=0)] = 16_000,
     threads: Annotated[int | None, typer.Option(help="As many as there are cores by default.", min=1, max=1024)] = None,
@@ -106,7 +107,7 @@ def validate(
     from carnelian_training.data.validate import validate as run
 
     is_clean = True
-    for check in list_checks(paths):
+    for check in list_checks(paths, tuple(overrides or ())):
         report = run(check, min_rate_hz=min_rate, num_threads=threads)
         for _, name, words in report.defects:
             typer.echo(f"{name}: {words}" if words else name)

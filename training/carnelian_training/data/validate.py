@@ -78,21 +78,26 @@ class ManifestReport:
         return target
 
 
-def list_checks(paths: Sequence[Path]) -> list[ManifestCheck]:
+def list_checks(paths: Sequence[Path], overrides: tuple[str, ...] = ()) -> list[ManifestCheck]:
     """List the manifests to check: named ones with the default limits, and those of YAML files with the files' limits.
+
+    `overrides`, as of `fit`, apply to each YAML file.
 
     Raises:
         ConfigError: A YAML file is wrong.
-        ValueError: A YAML file names no manifest.
+        ValueError: A YAML file names no manifest, or there are overrides without a YAML file.
     """
     found = []
+    configs = [path for path in paths if path.suffix in {".yaml", ".yml"}]
+    if overrides and not configs:
+        raise ValueError("--set must come with a YAML file, but there is none: name the file that it changes")
     for path in paths:
-        if path.suffix not in {".yaml", ".yml"}:
+        if path not in configs:
             found.append(ManifestCheck(path, DEFAULTS))
             continue
-        config = load_config(path)
+        config = load_config(path, overrides)
         if not config.data.train and config.data.dev is None:
-            raise ValueError(f"{path} must name manifests, in `data.train` or `data.dev`, but names none")
+            raise ValueError(f"{path} must name manifests, in `data.train` or `data.dev`, but names none; give --set")
         found += [ManifestCheck(manifest.path, config) for manifest in config.data.train]
         if config.data.dev is not None:
             found.append(ManifestCheck(config.data.dev, config, for_training=False))
