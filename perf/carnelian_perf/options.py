@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from carnelian_perf.raw_file import Traffic
 
 DEMO_MANIFEST = Path("demo/clips/manifest.jsonl")
+DEMO_CHECKPOINT = Path("demo/quartznet_demo.pt")
 Precision = Literal["fp32", "tf32", "bf16", "fp16"]
 PRECISIONS: tuple[str, ...] = get_args(Precision)
 MOST_TARGET_MS = 3_600_000  # one hour; the limit also refuses infinity
@@ -26,6 +27,8 @@ def check_file(option: str, path: Path) -> None:
     """Refuse the path of an option unless it is a file that exists, and no pipe: some files are read twice."""
     if not path.is_file():
         found = "a folder, a pipe or a device" if path.exists() else "not there"
+        if path in (DEMO_MANIFEST, DEMO_CHECKPOINT):
+            found += " (the default, found from the root of the repository)"
         raise typer.BadParameter(f"{option} must be a file, but {path} is {found}; name a file on disk")
 
 

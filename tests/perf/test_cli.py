@@ -107,6 +107,17 @@ def test_what_is_not_there_is_refused_before_an_export(command, tmp_path, call, 
     assert (status, "--manifest must be a file, but nowhere.jsonl is not there" in err) == (2, True), err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "option"), [(["mixed", "--manifest", DEMO_CLIPS], "--checkpoint"), (["tune"], "--manifest")]
+)
+def test_a_default_of_the_repository_is_told_from_what_was_given(arguments, option, tmp_path, call, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    status, _, err = call(main, *arguments)
+    assert status == 2
+    assert f"{option} must be a file" in err
+    assert "is not there (the default, found from the root of the repository); name a file" in err
+
+
 RENDERING = [
     name
     for name, command in typer.main.get_command(app).commands.items()

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from carnelian_perf.options import (
+    DEMO_CHECKPOINT,
     MOST_TARGET_MS,
     ClipsManifest,
     RandomWeights,
@@ -24,7 +25,6 @@ from carnelian_perf.output import show_page, write_each
 
 app = typer.Typer()
 Checkpoint = Annotated[Path, typer.Option(help="What the model was exported from.")]
-DEMO = Path("demo/quartznet_demo.pt")
 
 
 @app.command()
@@ -32,7 +32,7 @@ def batching(
     context: typer.Context,
     repository: Repository = Path("model_repository"),
     model: Recogniser = "quartznet_demo",
-    checkpoint: Checkpoint = DEMO,
+    checkpoint: Checkpoint = DEMO_CHECKPOINT,
     manifest: ClipsManifest = None,
     concurrency: Annotated[int, typer.Option(help="Clients that send at the same time.", min=1, max=64)] = 16,
     requests: Annotated[int, typer.Option(help="Requests in a run.", min=1, max=10_000)] = 128,
@@ -88,7 +88,7 @@ def mixed(
     context: typer.Context,
     repository: Repository = Path("model_repository"),
     model: Recogniser = "quartznet_demo",
-    checkpoint: Checkpoint = DEMO,
+    checkpoint: Checkpoint = DEMO_CHECKPOINT,
     random_weights: RandomWeights = None,
     manifest: ClipsManifest = None,
     target: Annotated[
