@@ -2,6 +2,7 @@
 
 import base64
 import itertools
+import math
 import re
 import statistics
 from collections.abc import Mapping, Sequence
@@ -20,6 +21,9 @@ from carnelian_perf.sweeps.unserved import Unserved, read_unserved
 from carnelian_perf.whole_file import write_whole
 from carnelian_perf.yardsticks.published import Published
 
+MOST_OF_REQUEST = 1.05
+"""How long the stages of a request may take in all, as a multiple of its own time, to be parts of it: Triton and
+perf_analyzer count about the same requests, not quite the same."""
 _STYLE = """
 :root { color-scheme: light dark; --line: #8884; --accent: #b3401f; }
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 78rem; margin: 2rem auto; padding: 0 1rem; }
@@ -180,13 +184,13 @@ def render_split(rows: Sequence[Row]) -> str:
     lines = []
     for row in stable:
         found, everything = row.stages, row.latency_ms["avg"]
-        client_ms = row.client_ms
-        # If it is not known, the stages' times are not parts of the request's.
-        over = "-" if client_ms is None else f"{everything / found['acoustic'].total - 1:+.0%}"
+        # If they take longer than the request, the stages' times are not parts of its own.
+        fits = math.fsum(split.total for split in found.values()) <= MOST_OF_REQUEST * everything
+        over = f"{everything / found['acoustic'].total - 1:+.0%}" if fits else "-"
         cells = [
             f"{row.cell.duration_s:g}",
             row.load,
-            _show(client_ms),
+            _show(row.client_ms),
             *(str(found[stage]) for stage in stages),
         ]
         lines.append([*cells, _show(everything), over])

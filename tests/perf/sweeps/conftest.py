@@ -53,7 +53,7 @@ def _make_result(cell: Cell, avg_ms: float | None = None, reason: str | None = N
             latency_ms=avg_ms and {"avg": avg_ms, **{f"p{p}": avg_ms + p / 10 for p in (50, 90, 95, 99)}},
             clips_per_s=avg_ms and 900 * cell.batch / avg_ms,  # as perf_analyzer counts
             client_ms=avg_ms and {"send": 0.5, "network": 4.0, "recv": 0.5},  # with the stages' queues, 3 ms
-            stages=avg_ms and {f"{cell.model}_{name}": Split(1.0, 1.0, avg_ms / 2 - 3, 1.0) for name in names},
+            stages=avg_ms and {f"{cell.model}_{name}": Split(1.0, 1.0, avg_ms / 4 - 3, 1.0) for name in names},
             delayed_percent=0.0,
             requests=avg_ms and 10 * cell.round,
         )
