@@ -94,23 +94,19 @@ class TritonPythonModel:
         return split(counts, self._most_rows)
 
     def _run(self, inputs: Rows) -> Rows:
-        try:
-            return self._run_pipeline(inputs)
-        except Exception as error:
-            arrays = next(iter(inputs.values()))
-            if self._errors is not None and len(arrays) == 1:  # each request of a larger batch runs again by itself
-                self._errors.count(arrays[0].nbytes, str(error))
-            raise
-
-    def _run_pipeline(self, inputs: Rows) -> Rows:
         counts = [len(array) for array in next(iter(inputs.values()))]
         samples_of = {name: [row for array in arrays for row in array] for name, arrays in inputs.items()}
         self._pipeline.make_ready()  # its threads count against the bound
         held_bytes = sum(array.nbytes for arrays in inputs.values() for array in arrays)
-        if self._most_bytes and held_bytes > self._most_input_bytes:
-            raise ValueError(TOO_LITTLE_MEMORY)
-        with _bounded(self._most_bytes + held_bytes) if self._most_bytes else contextlib.nullcontext():
-            outputs = self._pipeline.run(samples_of)
+        try:
+            if self._most_bytes and held_bytes > self._most_input_bytes:
+                raise ValueError(TOO_LITTLE_MEMORY)
+            with _bounded(self._most_bytes + held_bytes) if self._most_bytes else contextlib.nullcontext():
+                outputs = self._pipeline.run(samples_of)
+        except Exception as error:
+            if self._errors is not None and len(counts) == 1:  # each request of a larger batch runs again by itself
+                self._errors.count(held_bytes, str(error))
+            raise
         rows: Rows = {}
         ends = np.cumsum(counts)
         for position, samples in enumerate(outputs):
