@@ -119,8 +119,8 @@ _WORDINGS = (
     _Wording(
         "http2 header with status: 40[13]",
         AccessDenied,
-        "a proxy before the server wants a key, and got none or a wrong one: see `api_key` (of the command, "
-        "CARNELIAN_API_KEY) or `headers`",
+        "a proxy before the server refuses the call: if it wants a key, there was none or a wrong one; see `api_key` "
+        "(of the command, CARNELIAN_API_KEY) or `headers`",
     ),
     _Wording(
         "http2 header with status: 429",

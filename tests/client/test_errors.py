@@ -246,7 +246,11 @@ def test_errors_travel_between_processes(kind):
         ("UNIMPLEMENTED", "unknown service inference.GRPCInferenceService", "check `url`"),
         ("UNIMPLEMENTED", "", "check `url`"),
         ("UNIMPLEMENTED", "Received http2 header with status: 404", "the route of the proxy"),
-        ("UNAUTHENTICATED", "Received http2 header with status: 401", "got none or a wrong one: see `api_key`"),
+        (
+            "UNAUTHENTICATED",
+            "Received http2 header with status: 401",
+            "if it wants a key, there was none or a wrong one; see `api_key`",
+        ),
         ("UNAVAILABLE", "CERTIFICATE_VERIFY_FAILED: certificate has expired: OK", "the server's certificate is out of"),
     ],
 )
