@@ -171,6 +171,15 @@ def test_pods_of_jobs_have_a_home_that_can_be_written(render, refusal):
         assert f"{job}.extraEnv has HOME, which the chart sets itself" in said
 
 
+@pytest.mark.parametrize(("job", "volume", "mount"), [("training", "data", "/dev/shm"), ("perf", "grid", "/results")])
+def test_volumes_and_mounts_that_jobs_have_already_are_refused(job, volume, mount, refusal):
+    """The API server refused them."""
+    said = refusal(f"{job}.extraVolumes[0].name={volume}", case="jobs")
+    assert f"{job}.extraVolumes has {volume}, which the chart sets itself" in said
+    said = refusal(f"{job}.extraVolumeMounts[0].mountPath={mount}", case="jobs")
+    assert f"{job}.extraVolumeMounts has {mount}, which the chart sets itself" in said
+
+
 @pytest.mark.parametrize("name", ["POD_IP", "ORT_DISABLE_TELEMETRY"])
 def test_variables_that_training_sets_itself_are_refused(name, refusal):
     said = refusal(f"training.extraEnv[0].name={name}", case="jobs")

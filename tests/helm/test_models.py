@@ -98,7 +98,10 @@ def test_a_token_is_not_sent_in_the_clear(refusal, render):
         (("modelRepository.download.sha256=abc",), "modelRepository"),
         (("modelRepository.path=/tmp",), "modelRepository.path"),
         (("modelRepository.path=/dev/shm/x",), "modelRepository.path"),
-        (("modelRepository.path=/usr",), "modelRepository.path"),
+        (("modelRepository.path=/usr/bin",), "modelRepository.path"),
+        (("modelRepository.path=//usr",), "modelRepository.path"),
+        (("modelRepository.path=/opt",), "modelRepository.path"),
+        (("modelRepository.path=/opt/tritonserver",), "modelRepository.path"),
         (("modelRepository.pvc.subPath=releases/../../x",), "modelRepository.pvc.subPath"),
         (("modelRepository.pvc.claimName=models",), "modelRepository.pvc.claimName is set, but"),
         (("modelRepository.pvc.subPath=releases/2",), "modelRepository.source is image, which does not read it"),
@@ -111,7 +114,7 @@ def test_a_source_that_cannot_work_is_refused(values, advice, refusal):
     assert advice in refusal(*values)
 
 
-@pytest.mark.parametrize("path", ["/opt/models", "/tmpmodels"])
+@pytest.mark.parametrize("path", ["/opt/models", "/opt/carnelian-models", "/var/models", "/tmpmodels"])
 def test_another_folder_of_models_is_taken(path, render):
     assert f"--repository={path}" in render(f"modelRepository.path={path}").server["args"]
 

@@ -310,7 +310,7 @@ def test_a_name_that_the_environment_has_already_is_refused(case, names, advice,
 @pytest.mark.parametrize(
     ("case", "values", "said"),
     [
-        ("default", ["extraVolumes[0].name=tmp"], "has tmp, which the chart sets itself; remove it, or choose"),
+        ("default", ["extraVolumes[0].name=tmp"], "has tmp, which the chart sets itself; remove it or change it"),
         ("google", ["extraVolumes[0].name=google"], "extraVolumes has google, which the chart sets itself"),
         ("default", ["extraVolumeMounts[0].mountPath=/dev/shm"], "has /dev/shm, which the chart sets itself"),
         ("download", ["extraVolumeMounts[0].mountPath=/scripts"], "has /scripts, which the chart sets itself"),

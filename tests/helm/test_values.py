@@ -199,6 +199,7 @@ def test_a_share_is_taken_as_set_writes_it(value, render):
         (("model.load={other}",), "add it"),
         (("resources.requests.memory=9Gi",), 'is "9Gi", above resources.limits.memory, '),
         (("resources.limits.cpu=1500m",), 'is "2", above resources.limits.cpu, "1500m"; change one'),
+        (("resources.limits.cpu=0",), 'is "2", above resources.limits.cpu, 0; change one'),
         (("perf.resources.requests.cpu=3", "perf.resources.limits.cpu=2.5"), "is 3, above perf.resources.limits.cpu"),
         (("updateStrategy.maxSurge=0",), "raise one"),
         (("updateStrategy.maxSurge=0%", "updateStrategy.maxUnavailable=0%"), "raise one"),

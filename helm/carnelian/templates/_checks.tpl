@@ -62,9 +62,15 @@
 {{- include "carnelian.checkTwice" (list "extraEnv" "name" .Values.extraEnv $own) -}}
 {{- if .Values.training.enabled -}}
 {{- include "carnelian.checkTwice" (list "training.extraEnv" "name" .Values.training.extraEnv (include "carnelian.trainingEnv" .Values.training | fromYamlArray)) -}}
+{{- $own := "[{name: data, mountPath: /data}, {name: tmp, mountPath: /tmp}, {name: shared-memory, mountPath: /dev/shm}]" | fromYamlArray -}}
+{{- include "carnelian.checkTwice" (list "training.extraVolumes" "name" .Values.training.extraVolumes $own) -}}
+{{- include "carnelian.checkTwice" (list "training.extraVolumeMounts" "mountPath" .Values.training.extraVolumeMounts $own) -}}
 {{- end -}}
 {{- if .Values.perf.enabled -}}
 {{- include "carnelian.checkTwice" (list "perf.extraEnv" "name" .Values.perf.extraEnv (include "carnelian.home" . | fromYamlArray)) -}}
+{{- $own := "[{name: grid, mountPath: /grid}, {name: results, mountPath: /results}, {name: tmp, mountPath: /tmp}]" | fromYamlArray -}}
+{{- include "carnelian.checkTwice" (list "perf.extraVolumes" "name" .Values.perf.extraVolumes $own) -}}
+{{- include "carnelian.checkTwice" (list "perf.extraVolumeMounts" "mountPath" .Values.perf.extraVolumeMounts $own) -}}
 {{- end -}}
 {{- /* carnelian-serve refuses some, and tritonserver would have them twice, or a pod never be ready. It takes the beginning of a name
 for the whole. */ -}}
@@ -221,7 +227,7 @@ for the whole. */ -}}
 {{- range $section, $resources := dict "" .resources "training." .training.resources "perf." .perf.resources "test." .test.resources -}}
 {{- range $name, $request := $resources.requests -}}
 {{- $limit := dig "limits" $name "" $resources -}}
-{{- if and $limit (gt (include "carnelian.quantity" $request | float64) (include "carnelian.quantity" $limit | float64)) -}}
+{{- if and (ne (toString $limit) "") (gt (include "carnelian.quantity" $request | float64) (include "carnelian.quantity" $limit | float64)) -}}
 {{- fail (printf "%sresources.requests.%s is %s, above %sresources.limits.%s, %s; change one" $section $name (toJson $request) $section $name (toJson $limit)) -}}
 {{- end -}}
 {{- end -}}
@@ -252,7 +258,7 @@ for the whole. */ -}}
 {{- range index . 2 -}}
 {{- $name := get . $field -}}
 {{- if has $name $names -}}
-{{- fail (printf "%s has %s, which the chart sets itself; remove it, or choose another %s" $value $name $field) -}}
+{{- fail (printf "%s has %s, which the chart sets itself; remove it or change it" $value $name) -}}
 {{- end -}}
 {{- if has $name $given -}}
 {{- fail (printf "%s has %s twice; remove one" $value $name) -}}
