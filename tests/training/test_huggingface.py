@@ -231,7 +231,7 @@ def test_what_todays_transformers_writes_about_samples_is_read(hf_folder, caplog
     assert not caplog.messages
     (hf_folder / "processor_config.json").unlink()
     assert sources.read(hf_folder)[0].features.normalise
-    assert "must say in preprocessor_config.json whether samples are normalised" in caplog.text
+    assert "preprocessor_config.json must say whether samples are normalised" in caplog.text
 
 
 @pytest.mark.parametrize("name", ["feature_extractor", "audio_processor"])
@@ -242,7 +242,7 @@ def test_the_file_that_todays_transformers_writes_goes_before_the_older_one(hf_f
     assert not caplog.messages
     (hf_folder / "processor_config.json").write_text(json.dumps({name: {"do_normalize": True}}))
     assert sources.read(hf_folder)[0].features.normalise
-    assert "processor_config.json says True for `do_normalize`, which is taken" in caplog.text
+    assert "processor_config.json of transformers 5 holds for `do_normalize`, True; " in caplog.text
     assert "preprocessor_config.json, which transformers 4 reads, says False" in caplog.text
     (hf_folder / "processor_config.json").write_text("{}")  # an older one, of the rest of the processor
     assert not sources.read(hf_folder)[0].features.normalise

@@ -263,7 +263,7 @@ def check_suits_network(config: Config, where: str) -> None:
             if getattr(augment, masks) and getattr(augment, bands) > num_mels:
                 raise ConfigError(
                     f"{where}: `augment.{bands}` must be at most `features.num_mels`, {num_mels}, but is "
-                    f"{getattr(augment, bands)}: a mask would often hide the whole clip; lower it"
+                    f"{getattr(augment, bands)}; lower it"
                 )
         return
     sections = {

@@ -164,14 +164,14 @@ def _features(path: Path) -> Options:
     """Read the features from `processor_config.json`, else from `preprocessor_config.json`, as `transformers` 5."""
     file = path / "processor_config.json"
     newer, older = read_if_there(file), read_if_there(path / "preprocessor_config.json")
-    options = newer.get("feature_extractor", newer.get("audio_processor"))
-    if options is None:
+    options = newer.get("feature_extractor") or newer.get("audio_processor")
+    if not options:
         file, options = path / "preprocessor_config.json", older
     if "do_normalize" not in options:
         logger.warning(
-            "%s must say in preprocessor_config.json whether samples are normalised (`do_normalize`), but does not; "
-            "taking that they are, as transformers would",
-            path,
+            "%s must say whether samples are normalised (`do_normalize`), but does not; taking that they are, as "
+            "transformers would",
+            file,
         )
     rate_hz, size = options.get("sampling_rate", SAMPLE_RATE_HZ), options.get("feature_size", 1)
     if rate_hz != SAMPLE_RATE_HZ or size != 1:
@@ -181,8 +181,8 @@ def _features(path: Path) -> Options:
         raise CheckpointError(f"{file} must say true or false for `do_normalize`, but says {normalises!r}")
     if (other := older.get("do_normalize", normalises)) != normalises:
         logger.warning(
-            "%s says %s for `do_normalize`, which is taken, as by transformers 5; preprocessor_config.json, which "
-            "transformers 4 reads, says %s",
+            "%s of transformers 5 holds for `do_normalize`, %s; preprocessor_config.json, which transformers 4 reads, "
+            "says %s",
             file,
             normalises,
             other,
