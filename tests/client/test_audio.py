@@ -50,7 +50,11 @@ def test_what_the_server_reads_goes_as_it_is(noise, fmt, tmp_path, encode):
 def test_nothing_is_lost_behind_a_tag(noise, fmt, endian, num_bytes, encode):
     file = file_of(noise, fmt, endian=endian)
     tag = b"ID3\4\0\0\0\0" + bytes([num_bytes >> 7, num_bytes & 127]) + bytes(num_bytes)
-    assert encode(tag + file) == encode(file)
+    tagged, plain = (bytearray(encode(sound)) for sound in (tag + file, file))
+    for sent in (tagged, plain):
+        if sent[48:52] == b"PEAK":  # libsndfile's chunk in WAV of floats has the second in which it was written
+            sent[60:64] = bytes(4)
+    assert tagged == plain
 
 
 @pytest.mark.parametrize("riff_size", [0, 36])
