@@ -63,6 +63,7 @@ ANSWERS = [
         InvalidOption,
     ),
     ("RESOURCE_EXHAUSTED", "Sent message larger than max (9 vs. 8)", InvalidAudio),
+    ("RESOURCE_EXHAUSTED", "SERVER: Received message larger than max (9 vs. 8)", InvalidAudio),
     ("RESOURCE_EXHAUSTED", "SERVER: Received message larger than max (17825792 vs. 16777216)", InvalidAudio),
     ("RESOURCE_EXHAUSTED", "grpc: received message larger than max (17825792 vs. 16777216)", InvalidAudio),
     ("RESOURCE_EXHAUSTED", "CLIENT: Received message larger than max (9 vs. 8)", ServerError),

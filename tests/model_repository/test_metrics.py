@@ -17,13 +17,22 @@ FLAC = (Path(__file__).parents[2] / "demo" / "clips" / "storm.flac").read_bytes(
 
 
 @pytest.fixture
-def read(server):
+def find(server):
+    """Finds a pattern among the lines of the metrics."""
+
+    def find(pattern):
+        with urllib.request.urlopen(server.metrics_url, timeout=60) as answer:
+            return re.findall(pattern, answer.read().decode(), re.M)
+
+    return find
+
+
+@pytest.fixture
+def read(find):
     """Reads the counters: the name and its outcome, if any -> value."""
 
     def read():
-        with urllib.request.urlopen(server.metrics_url, timeout=60) as answer:
-            text = answer.read().decode()
-        lines = re.findall(r'^carnelian_(\w+)_total\{model="quartznet_demo"(?:,outcome="(\w+)")?\} (\S+)$', text, re.M)
+        lines = find(r'^carnelian_(\w+)_total\{model="quartznet_demo"(?:,outcome="(\w+)")?\} (\S+)$')
         return {f"{name} {outcome}".strip(): float(value) for name, outcome, value in lines}
 
     return read
@@ -77,14 +86,12 @@ def test_every_outcome_is_there_from_the_start(read):
     }
 
 
-def test_files_that_cannot_be_decoded_are_counted_by_reason(server, models):
+def test_files_that_cannot_be_decoded_are_counted_by_reason(find, models):
     """They were one number with all other errors of the ensemble."""
 
     def read():
-        with urllib.request.urlopen(server.metrics_url, timeout=60) as answer:
-            text = answer.read().decode()
-        pattern = r'^carnelian_decode_errors_total\{model="audio_decode",reason="(\w+)"\} (\S+)$'
-        return {reason: float(value) for reason, value in re.findall(pattern, text, re.M)}
+        lines = find(r'^carnelian_decode_errors_total\{model="audio_decode",reason="(\w+)"\} (\S+)$')
+        return {reason: float(value) for reason, value in lines}
 
     files = {
         "empty": [b""],
