@@ -1,4 +1,4 @@
-"""A small sweep, from result files alone."""
+"""Small sweeps: from result files alone, and of the real server with the real perf_analyzer."""
 
 import dataclasses
 from collections.abc import Callable
@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 from carnelian_perf.raw_file import Speech, Split
-from carnelian_perf.sweeps.grid import Cell
-from carnelian_perf.sweeps.perf_analyzer import Report
+from carnelian_perf.sweeps.grid import Cell, Grid
+from carnelian_perf.sweeps.perf_analyzer import PerfAnalyzerError, Report, find_perf_analyzer
 from carnelian_perf.sweeps.results import RESULT, Result
 
+MANIFEST = Path(__file__).parents[3] / "demo/clips/manifest.jsonl"
 STATIC = Cell(
     model="quartznet_15x5",
     precision="fp32",
@@ -23,6 +24,33 @@ STATIC = Cell(
     round=1,
 )
 FILES = dataclasses.replace(STATIC, input="file")
+
+
+@pytest.fixture(scope="module")
+def program() -> Path:
+    try:
+        return find_perf_analyzer()
+    except PerfAnalyzerError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture
+def make_grid(server):
+    def make(**fields):
+        settings = {
+            "name": "small",
+            "server": {"grpc": server.grpc_url, "http": server.http_url},
+            "models": {"quartznet_demo": {}},
+            "manifest": MANIFEST,
+            "durations_s": [0.5],
+            "clips": 4,
+            "requests": 3,
+            "windows": 3,
+            "stability_percent": 1e6,
+        }
+        return Grid.model_validate({**settings, **fields})
+
+    return make
 
 
 @pytest.fixture
