@@ -86,3 +86,11 @@ def checkpoint(config: Config, network: CtcNetwork, tmp_path: Path) -> Path:
     save(tmp_path / "full.pt", config, network.state_dict(), results={})
     publish(tmp_path / "full.pt", tmp_path / "tiny.pt")
     return tmp_path / "tiny.pt"
+
+
+@pytest.fixture(scope="session")
+def contents() -> Callable[[Path], dict[str, bytes]]:
+    """Reads every file below a folder."""
+    return lambda folder: {
+        str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()
+    }

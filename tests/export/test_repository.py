@@ -1,19 +1,11 @@
 import dataclasses
-import errno
-import fcntl
-import fnmatch
 import json
-import os
-import shutil
-import signal
-import subprocess
-import tempfile
 from pathlib import Path
 
 import onnx
 import pytest
 import torch
-from carnelian_export import parity, repository
+from carnelian_export import parity
 from carnelian_export.model_configs import read_config
 from carnelian_export.repository import write_model
 from carnelian_export.stages import SOURCES, RepositoryError
@@ -21,27 +13,8 @@ from carnelian_export.target import Target
 from carnelian_export.tuning import StageTuning, describe_tuning
 from carnelian_serving.backends.parts import MAX_RUN_ROWS
 from carnelian_training.checkpoint import build_model
-from carnelian_training.replacement import WriteError
 
 FOLDERS = ["audio_decode", "tiny", "tiny_acoustic", "tiny_ctc", "tiny_features", "tiny_pcm"]
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
-
-
-def forbid(place: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """Lets nobody make temporary folders in a place; returns a list of the places where they are made."""
-    make, places = tempfile.mkdtemp, []
-
-    def make_elsewhere(suffix, prefix, folder):
-        if folder == place:
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
-        places.append(folder)
-        return make(suffix, prefix, folder)
-
-    monkeypatch.setattr(tempfile, "mkdtemp", make_elsewhere)
-    return places
 
 
 def test_a_fresh_repository_gets_all_folders_and_nothing_else(tmp_path, config, network):
@@ -51,180 +24,7 @@ def test_a_fresh_repository_gets_all_folders_and_nothing_else(tmp_path, config, 
     assert [p.name for p in (tmp_path / "new").iterdir()] == ["repository"]
 
 
-def test_a_mounted_volume_is_a_repository_too(mount_tmpfs, config, network):
-    volume = mount_tmpfs()
-    for _ in range(2):
-        write_model(volume, "tiny", config, network)
-        assert sorted(p.name for p in volume.iterdir()) == FOLDERS
-
-
-@pytest.mark.parametrize(
-    ("tuning", "place"), [({}, "audio_decode"), ({"decode": StageTuning(instances=2)}, ".carnelian-export-*")]
-)
-def test_a_server_finds_no_half_model_on_a_mounted_volume(mount_tmpfs, config, network, monkeypatch, tuning, place):
-    """Triton loads each folder of a repository, hidden ones too, and starts with none if one of them is no model."""
-    volume = mount_tmpfs()
-    write_model(volume, "tiny", config, network)
-    places = []
-    monkeypatch.setattr(repository, "write_acoustic", lambda folder, *_: places.append(folder) or 0.0)
-    write_model(volume, "tiny", config, network, target=Target(tuning=tuning))
-    assert fnmatch.fnmatch(places[0].relative_to(volume).parts[0], place)
-    assert sorted(p.name for p in volume.iterdir()) == FOLDERS
-    assert not list(volume.glob("*/.*"))
-
-
-def test_a_part_of_a_disk_that_is_mounted_again_is_a_repository_too(tmp_path, config, network):
-    """The system gives both the same device, but moves nothing from one mount to the other."""
-    volume = tmp_path / "r"
-    volume.mkdir()
-    done = subprocess.run(["mount", "--bind", volume, volume], capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        pytest.skip(f"nothing can be mounted here: {done.stderr.strip()}")
-    try:
-        for _ in range(2):
-            write_model(volume, "tiny", config, network)
-            assert sorted(p.name for p in volume.iterdir()) == FOLDERS
-        assert list(tmp_path.iterdir()) == [volume]
-    finally:
-        subprocess.run(["umount", volume], check=True)
-
-
-def test_a_repository_that_is_read_only_is_named(mount_tmpfs, config, network):
-    volume = mount_tmpfs("ro")
-    with pytest.raises(WriteError, match=rf"^{volume} could not be written: .* Read-only file system: "):
-        write_model(volume, "tiny", config, network)
-
-
-def test_only_the_repository_itself_need_be_writable(tmp_path, config, network, monkeypatch):
-    places = forbid(tmp_path, monkeypatch)
-    for expected in (tmp_path / "r", tmp_path / "r" / "audio_decode"):
-        write_model(tmp_path / "r", "tiny", config, network)
-        assert expected in places
-        assert tmp_path not in places
-    assert sorted(p.name for p in (tmp_path / "r").iterdir()) == FOLDERS
-
-
-def test_ctrl_c_while_folders_are_replaced_comes_too_late(tmp_path, config, network, monkeypatch):
-    """It came between the old folder's leaving and the new one's coming, and both were gone."""
-    write_model(tmp_path / "r", "tiny", config, network)
-    rename = Path.rename
-
-    def interrupted(path, target):
-        rename(path, target)
-        if path == tmp_path / "r" / "tiny_ctc":
-            signal.raise_signal(signal.SIGINT)
-
-    monkeypatch.setattr(Path, "rename", interrupted)
-    write_model(tmp_path / "r", "tiny", config, network)
-    assert sorted(p.name for p in (tmp_path / "r").iterdir()) == FOLDERS
-
-
-def test_the_disk_holds_all_of_a_model_before_a_server_can_find_it(tmp_path, config, network, monkeypatch):
-    held, fsync = set(), os.fsync
-
-    def note(descriptor):
-        fsync(descriptor)
-        assert not list((tmp_path / "r").iterdir())
-        held.add(os.fstat(descriptor).st_ino)
-
-    monkeypatch.setattr(os, "fsync", note)
-    write_model(tmp_path / "r", "tiny", config, network)
-    assert {path.stat().st_ino for path in (tmp_path / "r").rglob("*") if path.is_file()} <= held
-
-
-def test_a_disk_without_room_is_named_and_the_old_model_stays(tmp_path, room, config, network):
-    write_model(tmp_path / "r", "tiny", config, network)
-    before = contents(tmp_path)
-    with room(1000), pytest.raises(WriteError, match=r"r/tiny could not be written, and is as it was before: "):
-        write_model(tmp_path / "r", "tiny", config, network)
-    assert contents(tmp_path) == before
-
-
-def test_exports_into_one_repository_put_their_folders_in_place_one_after_the_other(
-    tmp_path, config, network, monkeypatch
-):
-    """Their renames came between one another, and the release that the other had just put there was not looked at."""
-    rename, refused = Path.rename, []
-
-    def meanwhile(path, target):
-        if not refused:
-            handle = os.open(tmp_path / "r", os.O_RDONLY)
-            with pytest.raises(BlockingIOError) as error:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)  # what the other would wait for
-            os.close(handle)
-            refused.append(error)
-        return rename(path, target)
-
-    monkeypatch.setattr(Path, "rename", meanwhile)
-    write_model(tmp_path / "r", "tiny", config, network)
-    assert refused
-
-
-def test_exports_that_work_inside_a_repository_take_turns(tmp_path, config, network, monkeypatch):
-    """The one that ended first deleted the other's work, with the model in whose folder it was."""
-    forbid(tmp_path, monkeypatch)
-    write_model(tmp_path / "r", "tiny", config, network)
-    handle = os.open(tmp_path / "r", os.O_RDONLY)
-
-    def meanwhile(*_):
-        with pytest.raises(BlockingIOError):
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)  # what the other would wait for
-        return 0.0
-
-    monkeypatch.setattr(repository, "write_acoustic", meanwhile)
-    write_model(tmp_path / "r", "tiny", config, network)
-    os.close(handle)
-
-
-def test_an_export_says_what_it_waits_for(tmp_path, config, network, monkeypatch):
-    (tmp_path / "r").mkdir()
-    handle, said = os.open(tmp_path / "r", os.O_RDONLY), []
-    fcntl.flock(handle, fcntl.LOCK_EX)
-
-    def end(message, *values):
-        said.append(message % values)
-        os.close(handle)
-
-    monkeypatch.setattr(repository.logger, "warning", end)
-    write_model(tmp_path / "r", "tiny", config, network)
-    assert said == [f"another export writes into {tmp_path / 'r'}: waiting until it has ended"]
-
-
-def test_a_release_that_another_export_has_put_there_meanwhile_stays(tmp_path, config, network, monkeypatch):
-    other = dataclasses.replace(config, labels=config.labels[::-1])
-
-    def meanwhile(*_):
-        monkeypatch.undo()
-        write_model(tmp_path / "r", "tiny", other, network)
-        return 0.0
-
-    monkeypatch.setattr(repository, "write_acoustic", meanwhile)
-    with pytest.raises(RepositoryError, match="with other labels"):
-        write_model(tmp_path / "r", "tiny", config, network)
-    assert json.loads((tmp_path / "r" / "tiny_ctc" / "1" / "ctc.json").read_text())["labels"] == list(other.labels)
-
-
-def test_a_full_folder_of_temporary_files_is_named(tmp_path, mount_tmpfs, config, network, monkeypatch):
-    monkeypatch.setattr(tempfile, "tempdir", str(mount_tmpfs("size=8k")))
-    with pytest.raises(WriteError, match=r"r/tiny could not be written, .*/mounted/tmp\w+ could not .* No space left"):
-        write_model(tmp_path / "r", "tiny", config, network)
-    assert not list((tmp_path / "r").iterdir())
-
-
-def test_a_folder_that_cannot_be_replaced_leaves_all_as_they_were(tmp_path, config, network):
-    """The ensembles and the acoustic stage were new then, the decoder was old."""
-    write_model(tmp_path / "r", "tiny", config, network)
-    shutil.rmtree(tmp_path / "r" / "tiny_ctc")
-    (tmp_path / "r" / "tiny_ctc").symlink_to(tmp_path / "not_mounted")
-    before = contents(tmp_path)
-    torch.manual_seed(1)
-    with pytest.raises(WriteError, match=r"r/tiny could not be written, and is as it was before: .*/r/tiny_ctc'"):
-        write_model(tmp_path / "r", "tiny", config, build_model(config).eval())
-    assert contents(tmp_path) == before
-    assert sorted(p.name for p in (tmp_path / "r").iterdir()) == FOLDERS
-
-
-def test_exporting_again_gives_the_same_bytes(tmp_path, config, network):
+def test_exporting_again_gives_the_same_bytes(tmp_path, config, network, contents):
     write_model(tmp_path / "a", "tiny", config, network)
     write_model(tmp_path / "b", "tiny", config, network)
     first = contents(tmp_path / "a")
@@ -233,7 +33,7 @@ def test_exporting_again_gives_the_same_bytes(tmp_path, config, network):
     assert contents(tmp_path / "a") == first
 
 
-def test_new_weights_replace_the_old_and_leave_neighbours_alone(tmp_path, config, network):
+def test_new_weights_replace_the_old_and_leave_neighbours_alone(tmp_path, config, network, contents):
     write_model(tmp_path / "r", "tiny", config, network)
     write_model(tmp_path / "r", "other", config, network)
     before = contents(tmp_path / "r")
@@ -244,7 +44,7 @@ def test_new_weights_replace_the_old_and_leave_neighbours_alone(tmp_path, config
     assert set(before) == set(after)
 
 
-def test_other_labels_are_another_release(tmp_path, config, network):
+def test_other_labels_are_another_release(tmp_path, config, network, contents):
     write_model(tmp_path / "r", "tiny", config, network)
     before = contents(tmp_path / "r")
     other = dataclasses.replace(config, labels=(*config.labels, "-"))
@@ -312,7 +112,7 @@ def test_a_stranger_of_the_same_name_is_not_replaced(tmp_path, config, network):
         write_model(tmp_path / "r", "tiny", config, network)
 
 
-def test_what_is_no_repository_is_refused_and_left_as_it_is(tmp_path, config, network):
+def test_what_is_no_repository_is_refused_and_left_as_it_is(tmp_path, config, network, contents):
     write_model(tmp_path / "r", "tiny", config, network)
     before = contents(tmp_path)
     with pytest.raises(RepositoryError, match=r"tiny is a model's own: give the folder that it is in, .*r$"):
