@@ -17,10 +17,8 @@ Batches = Sequence[tuple[int, int]]
 """Warm-up batches, as (seconds, clips)."""
 LONG_S = 20
 """The length of the long clips that stages are warmed up with, in seconds."""
-WARMUPS = {"features": ((2, 1), (LONG_S, 4)), "acoustic": ((2, 1), (2, 4), (LONG_S, 1))}
-"""The warm-up batches of a stage: a short clip, several clips, and long clips, which need memory.
-DALI keeps memory for each of the four rows that `carnelian-serve` runs at once, so each of them gets a long clip before
-the server is ready."""
+WARMUPS = {"features": ((2, 1), (LONG_S, 1)), "acoustic": ((2, 1), (2, 4), (LONG_S, 1))}
+"""The warm-up batches of a stage: a short clip, a long one, which needs memory, and where requests meet, several."""
 MAX_PENDING_REQUESTS = 128
 """The most requests that may wait for the stages after the features stage: as many clips as four batches have, or some
 seconds of work on two cores."""
@@ -73,7 +71,7 @@ def build_configs(
     ctc = build_ctc(f"{name}_ctc", sizes, decoding)
     features = build_features(f"{name}_features", sizes, [acoustic.name, ctc.name])
     if target.is_for_gpus:
-        apply_tuning(features, StageTuning(threads=GPU_FEATURE_THREADS))
+        apply_tuning(features, StageTuning(threads=GPU_FEATURE_THREADS, preferred_batch=0))
     stages = [features, acoustic, ctc]
     for stage, config in zip(STAGES, stages, strict=True):
         apply_tuning(config, target.tuning.get(stage, StageTuning()))
@@ -87,7 +85,7 @@ def build_configs(
 
 
 def build_features(name: str, sizes: TensorSizes, next_stages: Sequence[str]) -> pb.ModelConfig:
-    """Configure the features stage, SIGNAL -> FEATURES: clips of any lengths in one DALI batch, on the CPU.
+    """Configure the features stage, SIGNAL -> FEATURES: one request after the other, on the CPU.
 
     An ensemble has no back-pressure of its own, so this stage refuses requests while many wait for the stages after it.
     """
@@ -102,7 +100,9 @@ def build_features(name: str, sizes: TensorSizes, next_stages: Sequence[str]) ->
             _output("FEATURE_LENGTH", pb.TYPE_INT32, 1),
         ],
         instance_group=[pb.ModelInstanceGroup(kind=pb.ModelInstanceGroup.KIND_CPU, count=1)],
-        dynamic_batching=pb.ModelDynamicBatching(),
+        # Triton's own DALI backend joins requests by a call to CUDA, which fails where there is no driver
+        # (triton-inference-server/server#7324). A batch gains nothing on a CPU: threads take a clip each.
+        dynamic_batching=pb.ModelDynamicBatching(preferred_batch_size=[1]),
         model_warmup=_warm_up(WARMUPS["features"], "SIGNAL", (), 1, "SIGNAL_LENGTH"),
         parameters={
             "max_pending_requests": pb.ModelParameter(string_value=str(MAX_PENDING_REQUESTS)),

@@ -60,7 +60,7 @@ def build_variant(
         graph = pad_inside(padded) if candidate == "ragged_padded" else padded
     onnx.save(count_frames(graph), graph_path)
     if candidate in ("buckets", "feature_batch"):
-        _pad_features(target / f"{model}_features" / VERSION, candidate)
+        _pad_features(target / f"{model}_features", candidate)
 
 
 def change_acoustic(config: pb.ModelConfig, candidate: Candidate, queue_delay_ms: float) -> None:
@@ -81,7 +81,11 @@ def count_in_ensemble(config: pb.ModelConfig, acoustic: str) -> None:
             step.output_map[PROCESSED_FRAMES] = PROCESSED_FRAMES
 
 
-def _pad_features(folder: Path, candidate: Candidate) -> None:
+def _pad_features(stage: Path, candidate: Candidate) -> None:
+    config = read_config(stage)
+    config.dynamic_batching.ClearField("preferred_batch_size")  # clips must meet to be padded alike
+    write_config(stage, config)
+    folder = stage / VERSION
     (folder / "dali.py").rename(folder / "shipped.py")
     shutil.copyfile(Path(__file__).with_name("padded_features.py"), folder / "dali.py")
     buckets = [seconds * FRAMES_PER_S + 1 for seconds in BUCKETS_S] if candidate == "buckets" else []
