@@ -9,13 +9,15 @@ import numpy as np
 import pytest
 import soundfile
 from carnelian_client import InvalidAudio, Transcript
+from carnelian_serving.launcher import Server
 from tritonclient.utils import InferenceServerException
 
 MODEL = "quartznet_demo"
 RATE_HZ = 16_000
 LIMIT_SAMPLES = 60 * RATE_HZ
 NOT_DECODED = "nvidia.dali.fn.decoders.audio"
-UNKNOWN_FORMAT = rf"{NOT_DECODED}.*Failed to open encoded data: Format not recognised"
+UNKNOWN = "Format not recognised"
+UNKNOWN_FORMAT = rf"{NOT_DECODED}.*Failed to open encoded data: {UNKNOWN}"
 CUT_SHORT = rf"{NOT_DECODED}.*Error decoding file .* Requested \d+ samples but got \d+"
 NO_LENGTH = (
     "too long or of unknown length: .* FLAC written to a pipe .* Ogg with several streams or a picture do not: send WAV"
@@ -102,9 +104,7 @@ BAD_FILES = {
     ),
     "not a number": BadFile(lambda s, e: e(with_sample(s, np.nan), subtype="FLOAT"), NOT_FINITE, NOT_FINITE),
     "infinite": BadFile(lambda s, e: e(with_sample(s, np.inf), subtype="FLOAT"), NOT_FINITE, NOT_FINITE),
-    "MP3": BadFile(
-        lambda s, e: e(s, container="MP3", subtype="MPEG_LAYER_III"), f"{NOT_DECODED}.*Format not recognised", None
-    ),
+    "MP3": BadFile(lambda s, e: e(s, container="MP3", subtype="MPEG_LAYER_III"), f"{NOT_DECODED}.*{UNKNOWN}", None),
 }
 
 UNUSUAL_FILES: dict[str, Callable[[np.ndarray, Encode], np.ndarray]] = {
@@ -182,8 +182,12 @@ def good_files(models, good_signals, encode) -> list[tuple[np.ndarray, str]]:
 
 
 @pytest.fixture(scope="module")
-def bad_files(speech, encode, tmp_path_factory):
-    files = {name: (bad.make(speech, encode), bad.words, bad.advice) for name, bad in BAD_FILES.items()}
+def bad_files(server, speech, encode, tmp_path_factory):
+    def expect(words: str) -> str:
+        # The instances of the native backend share libsndfile's one reason, which another's good file clears.
+        return words if isinstance(server, Server) else words.replace(UNKNOWN, f"({UNKNOWN}|No Error)")
+
+    files = {name: (bad.make(speech, encode), expect(bad.words), bad.advice) for name, bad in BAD_FILES.items()}
     words = "at most 60 s long, but this one has 3600.02 s; send it in parts"
     return files | {"an hour in a small file": (hour_of_silence(tmp_path_factory), words, words)}
 
