@@ -91,7 +91,6 @@ def list_knobs(objective: Objective, cores: int | None = None) -> list[Knob]:
         Knob("acoustic batch", "acoustic", tuple({"preferred_batch": size} for size in (0, 1, 2, 4, 8))),
         Knob("acoustic queue delay", "acoustic", tuple({"queue_delay_ms": delay} for delay in (0, 1, 4))),
         Knob("features instances and threads", "features", tuple(extracts)),
-        Knob("features batch", "features", tuple({"preferred_batch": size} for size in (0, 1))),
         Knob("ctc instances", "ctc", ({"instances": 1}, {"instances": 2})),
         Knob("decode instances", "decode", ({"instances": 2}, {"instances": 4}, {"instances": 8})),
     ]
