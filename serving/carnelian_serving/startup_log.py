@@ -35,20 +35,23 @@ _STATUS_WORD = re.compile(r"^(Internal|Invalid argument|Unavailable|Not found|Un
 _USAGE = "Usage: tritonserver [options]"
 """The help of tritonserver that follows, 400 lines: headings and indented lines. Other lines say what was wrong."""
 
-# Lines that tritonserver writes at every log level: on machines without a GPU, and when the launcher ends it.
+# Lines that tritonserver writes at every log level: on machines without a GPU, as the native DALI backend tries to read
+# `dali.py` as a serialised pipeline, and when the launcher ends it.
 _NOISE = (
     "Unable to allocate pinned system memory",
     "CudaDriverHelper has not been initialized",
     "Failed to initialize NVML",
     "no pinned memory pool",
-    "CUDA driver version is insufficient",
+    "unable to create stream for ",
     "DCGM unable to start",
+    "All log messages before absl::InitializeLog",
+    'Can\'t parse message of type "dali_proto.PipelineDef"',
     "Signal (15) received.",
 )
 
 
 def is_noise(line: str) -> bool:
-    """Return whether a line only says that there is no GPU, or that the launcher ended the server."""
+    """Return whether a line only says what is so at every start or end of a good server."""
     return any(text in line for text in _NOISE)
 
 

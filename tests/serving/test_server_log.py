@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from carnelian_serving.server_log import MOST_WAITING, ServerLog
+from carnelian_serving.startup_log import is_noise
 from tritonclient.utils import InferenceServerException
 
 PIPE_BYTES = 2**16
@@ -107,3 +108,11 @@ def test_a_server_whose_stderr_was_closed_from_the_start_goes_on(cut_repository,
                 urllib.request.urlopen(f"http://{http}/{path}", timeout=60)
         process.terminate()
     assert process.returncode == 0
+
+
+def test_lines_that_every_start_has_are_told_from_errors_of_requests():
+    """The reason for which the native DALI backend failed batches was left out with them."""
+    no_driver = "CUDA driver version is insufficient for CUDA runtime version"
+    assert is_noise(f'E1128 ensemble_scheduler.cc:1468] "unable to create stream for quartznet_demo: {no_driver}"')
+    assert is_noise('E0000 message_lite.cc:200] Can\'t parse message of type "dali_proto.PipelineDef" because it is')
+    assert not is_noise(f'E1128 dali_model_instance.cc:24] "CUDA runtime API error (35):\\n{no_driver}"')
