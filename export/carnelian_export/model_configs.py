@@ -101,7 +101,7 @@ def build_features(name: str, sizes: TensorSizes, next_stages: Sequence[str]) ->
         ],
         instance_group=[pb.ModelInstanceGroup(kind=pb.ModelInstanceGroup.KIND_CPU, count=1)],
         # Triton's own DALI backend joins requests by a call to CUDA, which fails where there is no driver
-        # (triton-inference-server/server#7324). A batch gains nothing on a CPU: threads take a clip each.
+        # (triton-inference-server/server#7324). On two cores, batches gained nothing here.
         dynamic_batching=pb.ModelDynamicBatching(preferred_batch_size=[1]),
         model_warmup=_warm_up(WARMUPS["features"], "SIGNAL", (), 1, "SIGNAL_LENGTH"),
         parameters={
