@@ -84,13 +84,14 @@ def list_knobs(objective: Objective, cores: int | None = None) -> list[Knob]:
         ]
     shares: list[dict[str, float]] = [{"instances": 1, "threads": count} for count in acoustic]
     shares += [{"instances": 2, "threads": 0}, {"instances": 2, "threads": half}, {"instances": cores, "threads": 1}]
-    extracts: list[dict[str, float]] = [{"instances": 1, "threads": count} for count in features]
-    extracts += [{"instances": 2, "threads": 0}]
+    # Threads take a clip of a batch each.
+    extracts: list[dict[str, float]] = [{"instances": 1, "threads": count, "preferred_batch": 0} for count in features]
+    extracts += [{"instances": 2, "threads": 0, "preferred_batch": 1}]
     return [
         Knob("acoustic instances and threads", "acoustic", tuple(shares)),
         Knob("acoustic batch", "acoustic", tuple({"preferred_batch": size} for size in (0, 1, 2, 4, 8))),
         Knob("acoustic queue delay", "acoustic", tuple({"queue_delay_ms": delay} for delay in (0, 1, 4))),
-        Knob("features instances and threads", "features", tuple(extracts)),
+        Knob("features instances, threads and batch", "features", tuple(extracts)),
         Knob("ctc instances", "ctc", ({"instances": 1}, {"instances": 2})),
         Knob("decode instances", "decode", ({"instances": 2}, {"instances": 4}, {"instances": 8})),
     ]

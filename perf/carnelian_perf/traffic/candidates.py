@@ -82,9 +82,10 @@ def count_in_ensemble(config: pb.ModelConfig, acoustic: str) -> None:
 
 
 def _pad_features(stage: Path, candidate: Candidate) -> None:
-    config = read_config(stage)
-    config.dynamic_batching.ClearField("preferred_batch_size")  # clips must meet to be padded alike
-    write_config(stage, config)
+    if candidate == "feature_batch":  # clips must meet there
+        config = read_config(stage)
+        config.dynamic_batching.ClearField("preferred_batch_size")
+        write_config(stage, config)
     folder = stage / VERSION
     (folder / "dali.py").rename(folder / "shipped.py")
     shutil.copyfile(Path(__file__).with_name("padded_features.py"), folder / "dali.py")

@@ -36,6 +36,11 @@ def test_is_ragged_unless_the_feature_stage_pads(candidate, variant):
     assert (variant / f"{MODEL}_features/1/shipped.py").exists() != is_ragged
 
 
+def test_clips_meet_in_the_feature_stage_where_it_pads_them_to_one_another(candidate, variant):
+    preferred = read_config(variant / f"{MODEL}_features").dynamic_batching.preferred_batch_size
+    assert list(preferred) == ([] if candidate == "feature_batch" else [1])
+
+
 def test_nothing_else_of_the_acoustic_stage_changes(variant, repository):
     shipped, changed = (read_config(root / f"{MODEL}_acoustic") for root in (repository, variant))
     shipped.dynamic_batching.max_queue_delay_microseconds = 5000
