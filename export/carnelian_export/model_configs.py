@@ -17,8 +17,13 @@ Batches = Sequence[tuple[int, int]]
 """Warm-up batches, as (seconds, clips)."""
 LONG_S = 20
 """The length of the long clips that stages are warmed up with, in seconds."""
-WARMUPS = {"features": ((2, 1), (LONG_S, 1)), "acoustic": ((2, 1), (2, 4), (LONG_S, 1))}
-"""The warm-up batches of a stage: a short clip, a long one, which needs memory, and where requests meet, several."""
+WARMUPS = {
+    "features": ((2, 1), (LONG_S, 1)),
+    "joined features": ((2, 1), (LONG_S, 4)),
+    "acoustic": ((2, 1), (2, 4), (LONG_S, 1)),
+}
+"""The warm-up batches of a stage: a short clip, several clips where requests meet, and long clips, which need memory.
+DALI keeps memory for each of the four rows that `carnelian-serve` runs at once."""
 MAX_PENDING_REQUESTS = 128
 """The most requests that may wait for the stages after the features stage: as many clips as four batches have, or some
 seconds of work on two cores."""
@@ -69,9 +74,9 @@ def build_configs(
     if target.format == "tensorrt":
         use_tensorrt_engine(acoustic, len(choose_profiles(sizes.max_batch_size)))
     ctc = build_ctc(f"{name}_ctc", sizes, decoding)
-    features = build_features(f"{name}_features", sizes, [acoustic.name, ctc.name])
+    features = build_features(f"{name}_features", sizes, [acoustic.name, ctc.name], joins_requests=target.is_for_gpus)
     if target.is_for_gpus:
-        apply_tuning(features, StageTuning(threads=GPU_FEATURE_THREADS, preferred_batch=0))
+        apply_tuning(features, StageTuning(threads=GPU_FEATURE_THREADS))
     stages = [features, acoustic, ctc]
     for stage, config in zip(STAGES, stages, strict=True):
         apply_tuning(config, target.tuning.get(stage, StageTuning()))
@@ -84,10 +89,15 @@ def build_configs(
     return {config.name: config for config in configs}
 
 
-def build_features(name: str, sizes: TensorSizes, next_stages: Sequence[str]) -> pb.ModelConfig:
-    """Configure the features stage, SIGNAL -> FEATURES: one request after the other, on the CPU.
+def build_features(
+    name: str, sizes: TensorSizes, next_stages: Sequence[str], *, joins_requests: bool
+) -> pb.ModelConfig:
+    """Configure the features stage, SIGNAL -> FEATURES, on the CPU: clips of any lengths in one DALI batch.
 
     An ensemble has no back-pressure of its own, so this stage refuses requests while many wait for the stages after it.
+
+    Triton's own DALI backend joins requests by a call to CUDA, which fails where there is no driver
+    (triton-inference-server/server#7324). So the clips of a batch come from one request, unless `joins_requests`.
     """
     return pb.ModelConfig(
         name=name,
@@ -100,10 +110,10 @@ def build_features(name: str, sizes: TensorSizes, next_stages: Sequence[str]) ->
             _output("FEATURE_LENGTH", pb.TYPE_INT32, 1),
         ],
         instance_group=[pb.ModelInstanceGroup(kind=pb.ModelInstanceGroup.KIND_CPU, count=1)],
-        # Triton's own DALI backend joins requests by a call to CUDA, which fails where there is no driver
-        # (triton-inference-server/server#7324). On two cores, batches gained nothing here.
-        dynamic_batching=pb.ModelDynamicBatching(preferred_batch_size=[1]),
-        model_warmup=_warm_up(WARMUPS["features"], "SIGNAL", (), 1, "SIGNAL_LENGTH"),
+        dynamic_batching=pb.ModelDynamicBatching(preferred_batch_size=[] if joins_requests else [1]),
+        model_warmup=_warm_up(
+            WARMUPS["joined features" if joins_requests else "features"], "SIGNAL", (), 1, "SIGNAL_LENGTH"
+        ),
         parameters={
             "max_pending_requests": pb.ModelParameter(string_value=str(MAX_PENDING_REQUESTS)),
             "pending_models": pb.ModelParameter(string_value=",".join(next_stages)),

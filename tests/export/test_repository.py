@@ -11,6 +11,7 @@ from carnelian_export.repository import write_model
 from carnelian_export.stages import SOURCES, RepositoryError
 from carnelian_export.target import Target
 from carnelian_export.tuning import StageTuning, describe_tuning
+from carnelian_serving.backends.parts import MAX_RUN_ROWS
 from carnelian_training.checkpoint import build_model
 
 FOLDERS = ["audio_decode", "tiny", "tiny_acoustic", "tiny_ctc", "tiny_features", "tiny_pcm"]
@@ -177,7 +178,10 @@ def test_float16_is_at_no_interface(tmp_path, config, network):
             assert half.parameters.pop("num_threads").string_value == "8"
             assert single.dynamic_batching.preferred_batch_size == [1]
             assert not half.dynamic_batching.preferred_batch_size
-            single.dynamic_batching.ClearField("preferred_batch_size")
+            assert half.model_warmup[1].batch_size == MAX_RUN_ROWS
+            for config in (half, single):
+                config.dynamic_batching.Clear()
+                config.model_warmup.pop()
         assert half == single
 
 

@@ -39,9 +39,12 @@ def test_the_longest_clip_passes(models):
 def test_the_features_stage_joins_no_requests(models, noise):
     """Triton's own DALI backend joins them by a call to CUDA, and failed for all of them where there was no driver."""
     before = models.executions("quartznet_demo_features")
-    tensors = {"SIGNAL": noise[None], "SIGNAL_LENGTH": np.array([[len(noise)]], np.int32)}
-    models.infer_at_once("quartznet_demo_features", [tensors] * 16)
-    assert models.executions("quartznet_demo_features") == before + 16
+    requests = [
+        {"SIGNAL": np.stack([noise] * rows), "SIGNAL_LENGTH": np.full((rows, 1), len(noise), np.int32)}
+        for rows in (1, 2) * 8
+    ]
+    models.infer_at_once("quartznet_demo_features", requests)
+    assert models.executions("quartznet_demo_features") == before + len(requests)
 
 
 def test_the_memory_of_a_long_clip_is_kept_for_the_next_one(server, connect, make_server, stubs_of):
