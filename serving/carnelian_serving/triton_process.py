@@ -183,7 +183,10 @@ class TritonProcess:
         if status == -signal.SIGKILL:
             reasons = [KILLED, *reasons]
         elif status < 0 and not found:
-            reasons = ["a model's process may have been killed, as where memory has run out", *reasons]
+            reasons = [
+                "the machine may have paused a second, or a model's process been killed, as where memory has run out",
+                *reasons,
+            ]
         if by_force := [crash for crash in crashed if crash.status != 0]:
             reasons = [describe_crash(by_force), *reasons]
         return f"tritonserver {describe_exit(status)} before it was ready:\n  " + "\n  ".join(reasons)

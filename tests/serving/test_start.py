@@ -177,7 +177,13 @@ NO_GPU = 'E1126 13:48:34.559668 7384 server.cc:241] "CudaDriverHelper has not be
 
 @pytest.mark.parametrize(
     ("signal", "words"),
-    [("KILL", "SIGKILL is what the kernel sends where memory has run out"), ("SEGV", "as where memory has run out")],
+    [
+        ("KILL", "SIGKILL is what the kernel sends where memory has run out"),
+        (
+            "SEGV",
+            "the machine may have paused a second, or a model's process been killed, as where memory has run out",
+        ),
+    ],
 )
 def test_a_server_that_is_killed_while_it_loads_is_told_with_what_kills(start_script, signal, words):
     why = start_script(f"echo '{NO_GPU}'; echo the last line; kill -{signal} $$")
