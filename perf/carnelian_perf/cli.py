@@ -15,6 +15,9 @@ from carnelian_perf.sweeps import cli as sweeps
 from carnelian_perf.traffic import cli as traffic
 from carnelian_perf.training import cli as training
 
+INSTALL = "pip install -e serving -e training -e export -e client -e 'perf[batching,memory,sweep,training,words]'"
+"""Brings what all commands need."""
+
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, no_args_is_help=True)
 for commands in (sweeps, inference, traffic, server, accuracy, training):
     app.add_typer(commands.app)
@@ -42,7 +45,7 @@ def main() -> None:
     try:
         app()
     except ModuleNotFoundError as error:
-        _fail(f"{error.name} is needed for this; install `carnelian-perf[batching,memory,sweep,training,words]`", error)
+        _fail(f"{error.name} is needed for this; in a clone of Carnelian, run `{INSTALL}`", error)
     except (ValueError, OSError, RuntimeError) as error:
         _fail(str(error) or type(error).__name__, error)
 

@@ -11,7 +11,7 @@ from unittest.mock import Mock
 import pytest
 import typer.main
 from carnelian_perf import networks
-from carnelian_perf.cli import app, main
+from carnelian_perf.cli import INSTALL, app, main
 from carnelian_perf.options import check_writable
 from carnelian_training import command_options
 
@@ -183,8 +183,8 @@ def test_missing_library_is_answered_with_what_brings_it(call, monkeypatch):
     monkeypatch.delitem(sys.modules, "carnelian_perf.server.memory", raising=False)
     status, _, err = call(main, "memory")
     assert status == 1
-    assert err.startswith("carnelian-perf: psutil is needed for this; install `carnelian-perf[")
-    assert "memory" in err
+    assert err == f"carnelian-perf: psutil is needed for this; in a clone of Carnelian, run `{INSTALL}`\n"
+    assert INSTALL in (ROOT / "perf/README.md").read_text()
 
 
 @pytest.mark.parametrize("distribution", ["carnelian_export", "carnelian_perf", "carnelian_training"])
