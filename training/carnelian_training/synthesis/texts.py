@@ -49,7 +49,7 @@ def choose_sources(names: Sequence[str] | None) -> list[Source]:
     if len(hints) == len(chosen):
         raise ValueError(f"at least one text must be installed, but none is: {advice}")
     if hints:
-        logger.warning("the corpus is made without these texts, which are not installed: %s", advice)
+        logger.warning("these texts are not installed, and left out: %s", advice)
     return [source for source in chosen if source.name not in hints]
 
 
