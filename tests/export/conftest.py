@@ -94,3 +94,9 @@ def contents() -> Callable[[Path], dict[str, bytes]]:
     return lambda folder: {
         str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()
     }
+
+
+@pytest.fixture(scope="session")
+def folders() -> list[str]:
+    """What an export named `tiny` writes into a repository, sorted."""
+    return ["audio_decode", "tiny", "tiny_acoustic", "tiny_ctc", "tiny_features", "tiny_pcm"]

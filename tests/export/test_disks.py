@@ -22,8 +22,6 @@ from carnelian_export.tuning import StageTuning
 from carnelian_training.checkpoint import build_model
 from carnelian_training.replacement import WriteError
 
-FOLDERS = ["audio_decode", "tiny", "tiny_acoustic", "tiny_ctc", "tiny_features", "tiny_pcm"]
-
 
 def forbid(place: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """Lets nobody make temporary folders in a place; returns a list of the places where they are made."""
@@ -39,17 +37,19 @@ def forbid(place: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     return places
 
 
-def test_a_mounted_volume_is_a_repository_too(mount_tmpfs, config, network):
+def test_a_mounted_volume_is_a_repository_too(mount_tmpfs, config, network, folders):
     volume = mount_tmpfs()
     for _ in range(2):
         write_model(volume, "tiny", config, network)
-        assert sorted(p.name for p in volume.iterdir()) == FOLDERS
+        assert sorted(p.name for p in volume.iterdir()) == folders
 
 
 @pytest.mark.parametrize(
     ("tuning", "place"), [({}, "audio_decode"), ({"decode": StageTuning(instances=2)}, ".carnelian-export-*")]
 )
-def test_a_server_finds_no_half_model_on_a_mounted_volume(mount_tmpfs, config, network, monkeypatch, tuning, place):
+def test_a_server_finds_no_half_model_on_a_mounted_volume(
+    mount_tmpfs, config, network, monkeypatch, tuning, place, folders
+):
     """Triton loads each folder of a repository, hidden ones too, and starts with none if one of them is no model."""
     volume = mount_tmpfs()
     write_model(volume, "tiny", config, network)
@@ -57,11 +57,11 @@ def test_a_server_finds_no_half_model_on_a_mounted_volume(mount_tmpfs, config, n
     monkeypatch.setattr(repository, "write_acoustic", lambda folder, *_: places.append(folder) or 0.0)
     write_model(volume, "tiny", config, network, target=Target(tuning=tuning))
     assert fnmatch.fnmatch(places[0].relative_to(volume).parts[0], place)
-    assert sorted(p.name for p in volume.iterdir()) == FOLDERS
+    assert sorted(p.name for p in volume.iterdir()) == folders
     assert not list(volume.glob("*/.*"))
 
 
-def test_a_part_of_a_disk_that_is_mounted_again_is_a_repository_too(tmp_path, config, network):
+def test_a_part_of_a_disk_that_is_mounted_again_is_a_repository_too(tmp_path, config, network, folders):
     """The system gives both the same device, but moves nothing from one mount to the other."""
     volume = tmp_path / "r"
     volume.mkdir()
@@ -71,7 +71,7 @@ def test_a_part_of_a_disk_that_is_mounted_again_is_a_repository_too(tmp_path, co
     try:
         for _ in range(2):
             write_model(volume, "tiny", config, network)
-            assert sorted(p.name for p in volume.iterdir()) == FOLDERS
+            assert sorted(p.name for p in volume.iterdir()) == folders
         assert list(tmp_path.iterdir()) == [volume]
     finally:
         subprocess.run(["umount", volume], check=True)
@@ -83,16 +83,16 @@ def test_a_repository_that_is_read_only_is_named(mount_tmpfs, config, network):
         write_model(volume, "tiny", config, network)
 
 
-def test_only_the_repository_itself_need_be_writable(tmp_path, config, network, monkeypatch):
+def test_only_the_repository_itself_need_be_writable(tmp_path, config, network, monkeypatch, folders):
     places = forbid(tmp_path, monkeypatch)
     for expected in (tmp_path / "r", tmp_path / "r" / "audio_decode"):
         write_model(tmp_path / "r", "tiny", config, network)
         assert expected in places
         assert tmp_path not in places
-    assert sorted(p.name for p in (tmp_path / "r").iterdir()) == FOLDERS
+    assert sorted(p.name for p in (tmp_path / "r").iterdir()) == folders
 
 
-def test_ctrl_c_while_folders_are_replaced_comes_too_late(tmp_path, config, network, monkeypatch):
+def test_ctrl_c_while_folders_are_replaced_comes_too_late(tmp_path, config, network, monkeypatch, folders):
     """It came between the old folder's leaving and the new one's coming, and both were gone."""
     write_model(tmp_path / "r", "tiny", config, network)
     rename = Path.rename
@@ -104,7 +104,7 @@ def test_ctrl_c_while_folders_are_replaced_comes_too_late(tmp_path, config, netw
 
     monkeypatch.setattr(Path, "rename", interrupted)
     write_model(tmp_path / "r", "tiny", config, network)
-    assert sorted(p.name for p in (tmp_path / "r").iterdir()) == FOLDERS
+    assert sorted(p.name for p in (tmp_path / "r").iterdir()) == folders
 
 
 def test_the_disk_holds_all_of_a_model_before_a_server_can_find_it(tmp_path, config, network, monkeypatch):
@@ -199,7 +199,7 @@ def test_a_full_folder_of_temporary_files_is_named(tmp_path, mount_tmpfs, config
     assert not list((tmp_path / "r").iterdir())
 
 
-def test_a_folder_that_cannot_be_replaced_leaves_all_as_they_were(tmp_path, config, network, contents):
+def test_a_folder_that_cannot_be_replaced_leaves_all_as_they_were(tmp_path, config, network, contents, folders):
     """The ensembles and the acoustic stage were new then, the decoder was old."""
     write_model(tmp_path / "r", "tiny", config, network)
     shutil.rmtree(tmp_path / "r" / "tiny_ctc")
@@ -209,4 +209,4 @@ def test_a_folder_that_cannot_be_replaced_leaves_all_as_they_were(tmp_path, conf
     with pytest.raises(WriteError, match=r"r/tiny could not be written, and is as it was before: .*/r/tiny_ctc'"):
         write_model(tmp_path / "r", "tiny", config, build_model(config).eval())
     assert contents(tmp_path) == before
-    assert sorted(p.name for p in (tmp_path / "r").iterdir()) == FOLDERS
+    assert sorted(p.name for p in (tmp_path / "r").iterdir()) == folders

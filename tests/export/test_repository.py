@@ -14,13 +14,11 @@ from carnelian_export.tuning import StageTuning, describe_tuning
 from carnelian_serving.backends.parts import MAX_RUN_ROWS
 from carnelian_training.checkpoint import build_model
 
-FOLDERS = ["audio_decode", "tiny", "tiny_acoustic", "tiny_ctc", "tiny_features", "tiny_pcm"]
 
-
-def test_a_fresh_repository_gets_all_folders_and_nothing_else(tmp_path, config, network):
+def test_a_fresh_repository_gets_all_folders_and_nothing_else(tmp_path, config, network, folders):
     difference = write_model(tmp_path / "new" / "repository", "tiny", config, network)
     assert 0 < difference <= parity.TOLERANCES["fp32"].worst
-    assert sorted(p.name for p in (tmp_path / "new" / "repository").iterdir()) == FOLDERS
+    assert sorted(p.name for p in (tmp_path / "new" / "repository").iterdir()) == folders
     assert [p.name for p in (tmp_path / "new").iterdir()] == ["repository"]
 
 
@@ -160,7 +158,7 @@ def test_names_that_would_clash_are_refused(tmp_path, config, network, name):
         write_model(tmp_path / "r", name, config, network)
 
 
-def test_float16_is_at_no_interface(tmp_path, config, network):
+def test_float16_is_at_no_interface(tmp_path, config, network, folders):
     difference = write_model(tmp_path, "tiny", config, network, target=Target(precision="fp16"))
     assert 1e-5 < difference <= parity.TOLERANCES["fp16"].worst
     graph = onnx.load(tmp_path / "tiny_acoustic" / "1" / "model.onnx").graph
@@ -172,7 +170,7 @@ def test_float16_is_at_no_interface(tmp_path, config, network):
         onnx.TensorProto.INT32,
     ]
     write_model(tmp_path / "fp32", "tiny", config, network)
-    for model in FOLDERS:
+    for model in folders:
         half, single = (read_config(folder / model / "config.pbtxt") for folder in (tmp_path, tmp_path / "fp32"))
         if model == "tiny_features":  # for GPUs, which leave the cores to this stage, and have a driver
             assert half.parameters.pop("num_threads").string_value == "8"
