@@ -10,7 +10,6 @@ from carnelian_perf.sweeps.grid import Cell, Grid
 from carnelian_perf.sweeps.perf_analyzer import PerfAnalyzerError, Report, find_perf_analyzer
 from carnelian_perf.sweeps.results import RESULT, Result
 
-MANIFEST = Path(__file__).parents[3] / "demo/clips/manifest.jsonl"
 STATIC = Cell(
     model="quartznet_15x5",
     precision="fp32",
@@ -34,14 +33,20 @@ def program() -> Path:
         pytest.skip(str(error))
 
 
+@pytest.fixture(scope="session")
+def manifest() -> Path:
+    """The demo's clips."""
+    return Path(__file__).parents[3] / "demo/clips/manifest.jsonl"
+
+
 @pytest.fixture
-def make_grid(server):
+def make_grid(server, manifest):
     def make(**fields):
         settings = {
             "name": "small",
             "server": {"grpc": server.grpc_url, "http": server.http_url},
             "models": {"quartznet_demo": {}},
-            "manifest": MANIFEST,
+            "manifest": manifest,
             "durations_s": [0.5],
             "clips": 4,
             "requests": 3,

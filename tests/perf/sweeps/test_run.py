@@ -4,7 +4,6 @@ import dataclasses
 import json
 import logging
 import shlex
-from pathlib import Path
 
 import pytest
 import yaml
@@ -18,8 +17,6 @@ from carnelian_perf.sweeps.results import RESULT, Result, read_results
 from carnelian_perf.sweeps.run import run_grid
 from carnelian_perf.sweeps.transcripts import check_answers, transcribe_file
 from tritonclient import grpc
-
-MANIFEST = Path(__file__).parents[3] / "demo/clips/manifest.jsonl"
 
 
 @pytest.mark.usefixtures("program")
@@ -150,8 +147,8 @@ def test_cell_whose_stages_do_not_tell_what_they_did_is_recorded(make_grid, tmp_
 
 
 @pytest.mark.usefixtures("program")
-def test_random_weights_are_exported_and_served(make_grid, tmp_path):
-    config = MANIFEST.parents[2] / "training/configs/quartznet_demo.yaml"
+def test_random_weights_are_exported_and_served(make_grid, tmp_path, manifest):
+    config = manifest.parents[2] / "training/configs/quartznet_demo.yaml"
     models = {"quartznet_demo": {"random_weights": config, "precision": "fp16"}}
     # As many requests as take many of the 10 ms in which the kernel counts CPU time.
     (result,) = run_grid(make_grid(server=None, models=models, static={"batches": [2]}, requests=20), tmp_path)
@@ -160,8 +157,8 @@ def test_random_weights_are_exported_and_served(make_grid, tmp_path):
     assert result.cpu_ms_per_clip > 0
 
 
-def test_wrong_transcript_fails_the_cell(program, server, static_cell, tmp_path):
-    cuts = cut_equal(MANIFEST, 1.0, 2, "flac")
+def test_wrong_transcript_fails_the_cell(program, server, static_cell, tmp_path, manifest):
+    cuts = cut_equal(manifest, 1.0, 2, "flac")
     client = grpc.InferenceServerClient(server.grpc_url)
     try:
         right = [transcribe_file(client, "quartznet_demo", cut) for cut in cuts]

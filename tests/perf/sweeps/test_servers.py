@@ -4,7 +4,6 @@ import itertools
 import os
 import re
 import signal
-from pathlib import Path
 
 import pytest
 from carnelian_perf.accuracy.served import measure as measure_accuracy
@@ -20,8 +19,6 @@ from carnelian_perf.sweeps.run import run_grid
 from carnelian_perf.sweeps.target import Target
 from carnelian_perf.sweeps.transcripts import transcribe_file
 from tritonclient import grpc
-
-MANIFEST = Path(__file__).parents[3] / "demo/clips/manifest.jsonl"
 
 
 @pytest.fixture(scope="module")
@@ -181,9 +178,9 @@ def test_cell_after_which_the_server_ends_is_kept(make_grid, tmp_path, monkeypat
 
 
 @pytest.mark.parametrize("counts", [[(7, 1), (6, 1)], [(7, 1), (7, 2)], [(0, 0), (7, 1), (0, 0)]])
-def test_several_servers_behind_one_address_are_told_from_one(server, monkeypatch, counts):
+def test_several_servers_behind_one_address_are_told_from_one(server, monkeypatch, counts, manifest):
     client = grpc.InferenceServerClient(server.grpc_url)
-    (cut,) = cut_equal(MANIFEST, 0.5, 1, "flac")
+    (cut,) = cut_equal(manifest, 0.5, 1, "flac")
     transcribe_file(client, "quartznet_demo", cut)
     assert is_one_server(server.grpc_url, "quartznet_demo")
     answer = client.get_inference_statistics("quartznet_demo")
