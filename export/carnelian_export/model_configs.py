@@ -11,19 +11,17 @@ from tritonclient.grpc import model_config_pb2 as pb
 from carnelian_export.profiles import STEPS, choose_profiles
 from carnelian_export.target import Target
 from carnelian_export.tensorrt_configs import use_tensorrt_engine, use_tensorrt_provider
-from carnelian_export.tuning import StageTuning, apply_tuning
+from carnelian_export.tuning import StageTuning, apply_tuning, describe_tuning
 
 Batches = Sequence[tuple[int, int]]
 """Warm-up batches, as (seconds, clips)."""
 LONG_S = 20
 """The length of the long clips that stages are warmed up with, in seconds."""
-WARMUPS = {
-    "features": ((2, 1), (LONG_S, 1)),
-    "joined features": ((2, 1), (LONG_S, 4)),
-    "acoustic": ((2, 1), (2, 4), (LONG_S, 1)),
-}
-"""The warm-up batches of a stage: a short clip, several clips where requests meet, and long clips, which need memory.
-DALI keeps memory for each of the four rows that `carnelian-serve` runs at once."""
+SHORT_S = 2
+"""The length of the short ones."""
+ACOUSTIC_WARMUP: Batches = ((SHORT_S, 1), (SHORT_S, 4), (LONG_S, 1))
+FEATURE_ROWS = 4
+"""The most clips that `carnelian-serve` gives to DALI at once, unless `num_threads` is more."""
 MAX_PENDING_REQUESTS = 128
 """The most requests that may wait for the stages after the features stage: as many clips as four batches have, or some
 seconds of work on two cores."""
@@ -66,7 +64,7 @@ def build_configs(
         target: The format, precision and provider of the `_acoustic` stage, and the tuning of all stages.
     """
     has_steps = target.provider == "cuda" and len(sizes.features) > 1  # Jasper's and QuartzNet's features have bands
-    acoustic = build_acoustic(f"{name}_acoustic", sizes, batches_of_steps(sizes) if has_steps else WARMUPS["acoustic"])
+    acoustic = build_acoustic(f"{name}_acoustic", sizes, batches_of_steps(sizes) if has_steps else ACOUSTIC_WARMUP)
     if target.precision == "int8":  # GPUs have no kernels for it; the stage would copy its tensors to and fro
         acoustic.instance_group[0].kind = pb.ModelInstanceGroup.KIND_CPU
     if target.provider == "tensorrt":
@@ -80,6 +78,7 @@ def build_configs(
     stages = [features, acoustic, ctc]
     for stage, config in zip(STAGES, stages, strict=True):
         apply_tuning(config, target.tuning.get(stage, StageTuning()))
+    features.model_warmup.extend(_warm_up(batches_of_features(features), "SIGNAL", (), 1, "SIGNAL_LENGTH"))
     decode = read_config(SOURCES / AUDIO_DECODE / "config.pbtxt")
     configs = [
         build_ensemble(name, [decode, *stages], 1),
@@ -111,14 +110,21 @@ def build_features(
         ],
         instance_group=[pb.ModelInstanceGroup(kind=pb.ModelInstanceGroup.KIND_CPU, count=1)],
         dynamic_batching=pb.ModelDynamicBatching(preferred_batch_size=[] if joins_requests else [1]),
-        model_warmup=_warm_up(
-            WARMUPS["joined features" if joins_requests else "features"], "SIGNAL", (), 1, "SIGNAL_LENGTH"
-        ),
         parameters={
             "max_pending_requests": pb.ModelParameter(string_value=str(MAX_PENDING_REQUESTS)),
             "pending_models": pb.ModelParameter(string_value=",".join(next_stages)),
         },
     )
+
+
+def batches_of_features(features: pb.ModelConfig) -> Batches:
+    """Return the warm-up batches of a tuned features stage: a short clip, then as many long ones as DALI gets at once.
+
+    Where the stage keeps requests apart, these are one: Triton makes a batch of warm-up out of requests of one clip.
+    """
+    tuning = describe_tuning(features)
+    rows = max(FEATURE_ROWS, tuning.threads or 0)
+    return [(SHORT_S, 1), (LONG_S, 1 if tuning.preferred_batch == 1 else min(rows, features.max_batch_size))]
 
 
 def build_acoustic(name: str, sizes: TensorSizes, warm_up: Batches) -> pb.ModelConfig:
@@ -162,7 +168,7 @@ def build_acoustic(name: str, sizes: TensorSizes, warm_up: Batches) -> pb.ModelC
 def batches_of_steps(sizes: TensorSizes) -> Batches:
     """Return a batch for each of :data:`STEPS`: a short clip, then as many long ones as just exceed the step before."""
     frames = LONG_S * SAMPLE_RATE_HZ // sizes.hop_samples
-    return [(2, 1), *((LONG_S, min(step // frames + 1, sizes.max_batch_size)) for step in STEPS[:-1])]
+    return [(SHORT_S, 1), *((LONG_S, min(step // frames + 1, sizes.max_batch_size)) for step in STEPS[:-1])]
 
 
 def build_ctc(name: str, sizes: TensorSizes, parameters: Mapping[str, str]) -> pb.ModelConfig:
@@ -230,8 +236,7 @@ def warmup_lengths(hop_samples: int) -> dict[str, int]:
 
     Triton can fill warm-up inputs with zeros, but a length of zero would warm nothing up.
     """
-    durations_s = sorted({seconds for clips in WARMUPS.values() for seconds, _ in clips})
-    return {f"length_{seconds}s": seconds * SAMPLE_RATE_HZ // hop_samples for seconds in durations_s}
+    return {f"length_{seconds}s": seconds * SAMPLE_RATE_HZ // hop_samples for seconds in (SHORT_S, LONG_S)}
 
 
 def _warm_up(batches: Batches, name: str, rows: Sequence[int], hop_samples: int, length: str) -> list[pb.ModelWarmup]:

@@ -27,13 +27,15 @@ logger = logging.getLogger(__name__)
 # The files that are equal in two exports of the same release: a server may find one export in place of the other.
 RELEASE_FILES = {"features": ("dali.py", "features.json"), "ctc": ("ctc.json",)}
 EDIT = "an edit of config.pbtxt or another version of carnelian-export"
+FOR_GPUS = "--precision, --format, --execution-provider"
 OPTIONS = {
     "language_model": "--lm",
     "neural_language_model": "--neural-lm",
     CALIBRATION: "--calibration",
-    **dict.fromkeys(("intra_op_thread_count", "num_threads"), "--tuning"),
+    "intra_op_thread_count": "--tuning",
+    "num_threads": f"{FOR_GPUS} or --tuning",
     "instance_group": "--tuning, --precision int8 or an edit of config.pbtxt",
-    "dynamic_batching": "--tuning or an edit of config.pbtxt",
+    **dict.fromkeys(("dynamic_batching", "model_warmup"), f"{FOR_GPUS}, --tuning, {EDIT}"),
     **dict.fromkeys(("optimization", "batch_input"), "--execution-provider or an edit of config.pbtxt"),
 }
 """The command-line options that set each parameter or field of a stage's configuration. The other parameters of `_ctc`

@@ -11,7 +11,6 @@ from carnelian_export.repository import write_model
 from carnelian_export.stages import SOURCES, RepositoryError
 from carnelian_export.target import Target
 from carnelian_export.tuning import StageTuning, describe_tuning
-from carnelian_serving.backends.parts import MAX_RUN_ROWS
 from carnelian_training.checkpoint import build_model
 
 
@@ -176,7 +175,7 @@ def test_float16_is_at_no_interface(tmp_path, config, network, folders):
             assert half.parameters.pop("num_threads").string_value == "8"
             assert single.dynamic_batching.preferred_batch_size == [1]
             assert not half.dynamic_batching.preferred_batch_size
-            assert half.model_warmup[1].batch_size == MAX_RUN_ROWS
+            assert half.model_warmup[1].batch_size == 8  # as many rows as threads
             half.dynamic_batching.preferred_batch_size.append(1)
             half.model_warmup[1].name, half.model_warmup[1].batch_size = "1_of_20s", 1
         assert half == single
@@ -228,14 +227,17 @@ def test_edits_that_an_export_undoes_are_named(tmp_path, config, network, caplog
     write_model(tmp_path / "r", "tiny", config, network)
     (warning,) = caplog.messages
     by_hand = "(it comes from an edit of config.pbtxt or another version of carnelian-export)"
+    by_option = (
+        "(it comes from --precision, --format, --execution-provider, --tuning, an edit of config.pbtxt or another "
+        "version of carnelian-export)"
+    )
     *lines, warm_up = warning.splitlines()[1:]
     longest = next(line for line in lines if "model_warmup" in line)
     lines.remove(longest)
     assert longest.startswith("  tiny_acoustic: model_warmup was ... ")
     assert "count: 7 ], is ... " in longest
     assert lines == [
-        "  tiny_acoustic: dynamic_batching was default_queue_policy { max_queue_size: 8 }, is {} "
-        "(it comes from --tuning or an edit of config.pbtxt)",
+        "  tiny_acoustic: dynamic_batching was default_queue_policy { max_queue_size: 8 }, is {} " + by_option,
         "  tiny_acoustic: optimization was priority: PRIORITY_MAX, is not there "
         "(it comes from --execution-provider or an edit of config.pbtxt)",
         f"  tiny_acoustic: response_cache was enable: true, is not there {by_hand}",
@@ -244,4 +246,4 @@ def test_edits_that_an_export_undoes_are_named(tmp_path, config, network, caplog
         f"  tiny_features: max_pending_requests was not there, is 128 {by_hand}",
     ]
     assert warm_up.startswith("  tiny_features: model_warmup was not there, is [name: ")
-    assert warm_up.endswith(f" ... {by_hand}")
+    assert warm_up.endswith(f" ... {by_option}")

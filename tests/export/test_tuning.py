@@ -1,7 +1,7 @@
 from pathlib import Path
 
 import pytest
-from carnelian_export.model_configs import STAGES, read_config
+from carnelian_export.model_configs import STAGES, TensorSizes, build_configs, read_config
 from carnelian_export.repository import write_model
 from carnelian_export.target import Target
 from carnelian_export.tuning import (
@@ -12,6 +12,7 @@ from carnelian_export.tuning import (
     read_tuning,
     write_tuning,
 )
+from carnelian_serving.backends.parts import MAX_RUN_ROWS
 from carnelian_training.replacement import WriteError
 
 DEMO = Path(__file__).parents[2] / "model_repository"
@@ -62,6 +63,25 @@ def test_what_is_no_tuning_is_named(tmp_path, content, words):
     with pytest.raises(TuningError, match=r"tuning\.json") as caught:
         read_tuning(tmp_path / "tuning.json")
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("precision", "tuning", "batch"),
+    [
+        ("fp32", {}, "1_of_20s"),
+        ("fp32", {"preferred_batch": 0}, f"{MAX_RUN_ROWS}_of_20s"),
+        ("fp32", {"preferred_batch": 0, "threads": 6}, "6_of_20s"),
+        ("fp32", {"threads": 6}, "1_of_20s"),
+        ("fp16", {}, "8_of_20s"),
+        ("fp16", {"threads": 0}, f"{MAX_RUN_ROWS}_of_20s"),
+        ("fp16", {"preferred_batch": 1}, "1_of_20s"),
+    ],
+)
+def test_features_warm_up_with_as_many_clips_as_a_tuned_stage_takes_at_once(precision, tuning, batch):
+    sizes = TensorSizes(features=(64, -1), hop_samples=160, max_batch_size=16, vocabulary=29)
+    target = Target(precision=precision, tuning={"features": StageTuning(**tuning)})
+    configs = build_configs("tiny", sizes, {}, target)
+    assert [warm_up.name for warm_up in configs["tiny_features"].model_warmup] == ["1_of_2s", batch]
 
 
 @pytest.mark.parametrize("stage", ["audio_decode", *(f"quartznet_demo_{stage}" for stage in STAGES)])
