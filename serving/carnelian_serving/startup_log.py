@@ -20,6 +20,7 @@ _NO_MODEL = re.compile(r"at least one version must be available|Could not determ
 """Matches what Triton says about folders that are no models, such as `.git` and `lost+found`. If it may not open one,
 it says so, with the path at the end."""
 _CRASHED = "is not healthy."
+_CRASHED_OR_PAUSED = "it may have crashed, as where memory has run out, or the machine paused a second"
 _FAILED = re.compile(r"\bFailed to create instance: |\bfailed to load '")
 _SHORTAGES = {
     # The HTTP server's words; Triton takes them for a port in use.
@@ -37,22 +38,18 @@ _USAGE = "Usage: tritonserver [options]"
 
 # Lines that tritonserver writes at every log level: on machines without a GPU, as the native DALI backend tries to read
 # `dali.py` as a serialised pipeline, and when the launcher ends it.
-_NOISE = (
-    "Unable to allocate pinned system memory",
-    "CudaDriverHelper has not been initialized",
-    "Failed to initialize NVML",
-    "no pinned memory pool",
-    "unable to create stream for ",
-    "DCGM unable to start",
-    "All log messages before absl::InitializeLog",
-    'Can\'t parse message of type "dali_proto.PipelineDef"',
-    "Signal (15) received.",
+_NOISE = re.compile(
+    "Unable to allocate pinned system memory|CudaDriverHelper has not been initialized|Failed to initialize NVML"
+    "|no pinned memory pool|unable to create stream for .*: CUDA driver version is insufficient"
+    "|DCGM unable to start|All log messages before absl::InitializeLog"
+    '|Can\'t parse message of type "dali_proto.PipelineDef"'
+    r"|Signal \(15\) received\."
 )
 
 
 def is_noise(line: str) -> bool:
     """Return whether a line only says what is so at every start or end of a good server."""
-    return any(text in line for text in _NOISE)
+    return _NOISE.search(line) is not None
 
 
 def tells_of_failure(line: str) -> bool:
@@ -88,7 +85,7 @@ def find_reasons(lines: Iterable[str]) -> list[str]:
             models[name] = _shorten(failed["reason"]) + syntax_error
             syntax_error = ""
             if models[name].endswith(_CRASHED):
-                models[name] = models[name].rstrip(".") + "; it may have crashed, as where memory has run out"
+                models[name] = f"{models[name].rstrip('.')}; {_CRASHED_OR_PAUSED}"
             if _NO_MODEL.search(failed["reason"]) or (failed["folder"] and failed["reason"].endswith(f"/{name}")):
                 models[name] += "; if this folder is no model, move it away, or name those to serve by `--model`"
         elif (record and (record["level"] or record["iso_level"]) in "EF") or _START_FAILED.match(text):
