@@ -70,7 +70,8 @@ def list_knobs(objective: Objective, cores: int | None = None) -> list[Knob]:
     """List the knobs that matter for an objective, those that matter most first.
 
     Args:
-        objective: For `latency`, only threads matter: one request at a time uses no batch and one instance.
+        objective: For `latency`, only ONNX Runtime's threads matter: one request at a time uses no batch and one
+            instance, and one thread of DALI.
         cores: Number of cores that the server may use; by default those that this process may use.
     """
     cores = cores or count_cores()
@@ -78,15 +79,12 @@ def list_knobs(objective: Objective, cores: int | None = None) -> list[Knob]:
     # 0 is the library's own choice: all cores for ONNX Runtime, one for the features' graph.
     acoustic, features = sorted({0, 1, half}), sorted({0, cores})
     if objective == "latency":
-        return [
-            Knob("acoustic threads", "acoustic", tuple({"threads": count} for count in acoustic)),
-            Knob("features threads", "features", tuple({"threads": count} for count in features)),
-        ]
+        return [Knob("acoustic threads", "acoustic", tuple({"threads": count} for count in acoustic))]
     shares: list[dict[str, float]] = [{"instances": 1, "threads": count} for count in acoustic]
     shares += [{"instances": 2, "threads": 0}, {"instances": 2, "threads": half}, {"instances": cores, "threads": 1}]
     # Threads take a clip of a batch each.
     extracts: list[dict[str, float]] = [{"instances": 1, "threads": count, "preferred_batch": 0} for count in features]
-    extracts += [{"instances": 2, "threads": 0, "preferred_batch": 1}]
+    extracts += [{"instances": 2}]
     return [
         Knob("acoustic instances and threads", "acoustic", tuple(shares)),
         Knob("acoustic batch", "acoustic", tuple({"preferred_batch": size} for size in (0, 1, 2, 4, 8))),
