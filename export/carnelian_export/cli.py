@@ -97,14 +97,18 @@ def export(
     except TargetError as error:
         raise typer.BadParameter(str(error)) from error
 
-    from carnelian_training.ctc import split_assignments
+    from carnelian_training.ctc import OptionError, split_assignments
     from carnelian_training.foreign.sources import load_model
     from carnelian_training.language_models.weights import read_weights
 
     from carnelian_export.repository import write_model
     from carnelian_export.stages import Decoding
 
-    defaults = read_weights(lm_weights, language_model, neural_language_model) | split_assignments(options or ())
+    try:
+        given = split_assignments(options or ())
+    except OptionError as error:
+        raise typer.BadParameter(str(error)) from error
+    defaults = read_weights(lm_weights, language_model, neural_language_model) | given
     decoding = Decoding(
         language_model=language_model,
         options=defaults,

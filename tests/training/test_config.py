@@ -97,6 +97,11 @@ def test_overrides_reach_nested_values_before_validation(config_file):
     assert config.data.train[0].repeat == 2
 
 
+def test_an_override_fills_a_section_that_is_empty(config_file):
+    config_file.write_text(config_file.read_text() + "augment: {noise: null}\n")
+    assert load_config(config_file, ("augment.noise.path=/noise",)).augment.noise.path == Path("/noise")
+
+
 @pytest.mark.parametrize(
     ("override", "message"),
     [

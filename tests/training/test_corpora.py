@@ -185,6 +185,14 @@ def test_offline_perturbation_loses_no_speeds_of_an_earlier_run(tmp_path):
     assert [clip.extra.get("speed") for clip in found] == [None, 0.9, 1.1, 1.2]
 
 
+def test_offline_perturbation_of_clips_with_a_speed_of_their_own_can_be_repeated(tmp_path):
+    soundfile.write(tmp_path / "a.wav", NOISE[:16000], 16000)
+    write_manifest(tmp_path / "m.jsonl", [Clip(tmp_path / "a.wav", 1.0, "a", {"speed": 0.93})])  # synthesised
+    first, again = (read_manifest(perturb(tmp_path / "m.jsonl", tmp_path / "out", [1.1])) for _ in range(2))
+    assert [clip.extra["speed"] for clip in again] == [0.93, 1.1]
+    assert first == again
+
+
 @pytest.mark.parametrize(
     ("samples", "words"),
     [

@@ -52,6 +52,16 @@ def test_nested_aliases_that_stand_for_billions_of_nodes_are_refused(tmp_path):
         sources.read(path)
 
 
+@pytest.mark.parametrize("configuration", [b"[]", b"model: quartznet"])
+def test_a_configuration_that_is_no_mapping_is_refused(tmp_path, configuration):
+    weights = io.BytesIO()
+    torch.save({}, weights)
+    contents = {nemo_archive.CONFIG_FILE: configuration, nemo_archive.WEIGHTS_FILE: weights.getvalue()}
+    pack(tmp_path / "x.nemo", contents)
+    with pytest.raises(CheckpointError, match=r"x\.nemo: .* must hold mappings, but do not"):
+        sources.read(tmp_path / "x.nemo")
+
+
 def zipped(content: bytes) -> bytes:
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:

@@ -234,8 +234,8 @@ def average(sources: Sequence[Path], target: Path) -> None:
         target: the file to write, in float32 and without the state for resuming.
 
     Raises:
-        CheckpointError: There are fewer than two files, or one differs from the last in labels, features, text, in
-            what `model` computes, or in a tensor's shape.
+        CheckpointError: There are fewer than two files, or one differs from the last in labels, features, text,
+            tokens, in what `model` computes, or in a tensor's shape.
         ValueError: `target` is one of them.
     """
     if len(sources) < 2:
@@ -251,14 +251,17 @@ def average(sources: Sequence[Path], target: Path) -> None:
             *(key for key in ("labels", "features", "text") if getattr(other, key, None) != getattr(config, key, None)),
             *sorted(model_differences(other, config)),
         ]
+        ours, theirs = content["weights"], more["weights"]
+        if not differences and not torch.equal(*(part.get("_extra_state", torch.empty(0)) for part in (ours, theirs))):
+            differences = ["its tokens"]  # of a language model
         if not differences:  # otherwise these already explain why tensors differ
-            differences = sorted({name for name, _ in _shapes(content["weights"]) ^ _shapes(more["weights"])})
+            differences = sorted({name for name, _ in _shapes(ours) ^ _shapes(theirs)})
         if differences:
             named = ", ".join(differences[:MOST_NAMED])
             named += f" and {len(differences) - MOST_NAMED} more" if len(differences) > MOST_NAMED else ""
             raise CheckpointError(f"{path} must be of the same network as {sources[-1]}, but differs in {named}")
         for name, tensor in sums.items():
-            tensor += more["weights"][name]
+            tensor += theirs[name]
     means = {name: (tensor / len(sources)).float() for name, tensor in sums.items()}
     save(target, config, content["weights"] | means, results={"average_of": [path.name for path in sources]})
 

@@ -56,7 +56,9 @@ def apply_overrides(tree: dict[str, Any], overrides: tuple[str, ...]) -> None:
         *parents, leaf = key.split(".")
         for parent in parents:
             place = _place(node, parent, path, override)
-            child = copy(node.setdefault(parent, {}) if isinstance(node, dict) else node[place])  # aliases share it
+            if isinstance(node, dict) and node.get(parent) is None:  # not there, or null: an empty section
+                node[parent] = {}
+            child = copy(node[place])  # aliases share it
             node[place] = child
             node, path = child, f"{path}.{parent}".lstrip(".")
         place = _place(node, leaf, path, override)

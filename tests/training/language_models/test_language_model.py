@@ -6,7 +6,7 @@ import random
 
 import pytest
 import torch
-from carnelian_training.checkpoint import build_network, load, load_language_model, load_model, save
+from carnelian_training.checkpoint import average, build_network, load, load_language_model, load_model, save
 from carnelian_training.cli import main
 from carnelian_training.config_errors import ConfigError
 from carnelian_training.config_tree import config_to_dict
@@ -323,3 +323,12 @@ def test_an_average_has_the_tokens_too(config, changed, tmp_path):
     train(averaged, tmp_path)
     _, network = load_language_model(tmp_path / "tiny.pt")
     assert Tokenizer(network.tokenizer).encode(["the king"]) != [[]]
+
+
+def test_networks_of_other_tokens_are_not_averaged(trained, tmp_path):
+    config, content = load(trained / "tiny.pt")
+    weights = dict(content["weights"])
+    weights["_extra_state"] = weights["_extra_state"].flip(0)  # as long
+    save(tmp_path / "other.pt", config, weights, results={})
+    with pytest.raises(CheckpointError, match=r"other\.pt must be of the same network as .* differs in its tokens$"):
+        average([tmp_path / "other.pt", trained / "tiny.pt"], tmp_path / "mean.pt")

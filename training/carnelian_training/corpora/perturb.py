@@ -56,7 +56,13 @@ def perturb(manifest: Path, directory: Path, speeds: Sequence[float]) -> Path:
 
 def _check_keeps(manifest: Path, speeds: Sequence[float]) -> None:
     """Check that an earlier run's manifest has clips of these speeds only."""
-    earlier = {clip.extra["speed"] for clip in read_manifest(manifest) if "speed" in clip.extra}
+    earlier = {
+        speed
+        for clip in read_manifest(manifest)
+        # A synthesised clip has a speed of its own.
+        if isinstance(speed := clip.extra.get("speed"), int | float)
+        and clip.audio_filepath.parent == manifest.parent / f"{speed:g}"
+    }
     if lost := sorted(earlier - {*speeds}):
         raise ValueError(
             f"{manifest} would lose its clips of the speeds {', '.join(map(str, lost))}: ask for these too, or choose "

@@ -83,9 +83,11 @@ def read(path: Path) -> tuple[Options, dict[str, Tensor]]:
         tensors = torch.load(io.BytesIO(parts[WEIGHTS_FILE]), map_location="cpu", weights_only=True)
     except Exception as error:  # the exceptions for a damaged file have no common base in PyTorch
         raise CheckpointError(f"{path} cannot be read: {torch_reason(error)}") from error
+    if isinstance(tree, dict) and "encoder" not in tree:
+        tree = tree.get("model", tree)
     if not isinstance(tree, dict) or not isinstance(tensors, dict):
         raise CheckpointError(f"{path}: {CONFIG_FILE} and {WEIGHTS_FILE} must hold mappings, but do not")
-    return tree.get("model", tree) if "encoder" not in tree else tree, tensors
+    return tree, tensors
 
 
 def write(path: Path, tree: Options, tensors: dict[str, Tensor]) -> None:
