@@ -24,7 +24,13 @@ def test_a_checkpoint_becomes_a_model(checkpoint, tmp_path, call):
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("--precision", "fp64"), ("--execution-provider", "rocm"), ("--precision", "int8"), ("--format", "openvino")],
+    [
+        ("--precision", "fp64"),
+        ("--execution-provider", "rocm"),
+        ("--precision", "int8"),
+        ("--format", "openvino"),
+        ("--option", "beam_width"),
+    ],
 )
 def test_what_is_not_there_is_refused_by_name(checkpoint, tmp_path, call, option, value):
     status, _, err = call(main, checkpoint, "--name", "tiny", "--repository", tmp_path / "r", option, value)
