@@ -105,3 +105,10 @@ def test_words_of_many_clips_move_as_those_of_each_alone():
         times = [time for word in hypothesis.words for time in (word.start, word.end)]
         assert times == sorted(times)
         assert times[0] >= 0
+
+
+@pytest.mark.parametrize("decoder", ["greedy", "beam"])
+def test_no_confidence_exceeds_one_where_rounding_made_a_probability_do_so(decoder):
+    clips = np.minimum(log_probs("ab c", certainty=0.999) + 0.005, 0.004)
+    (hypothesis,) = Decoder(LABELS, 0.02).decode(clips, [Options(decoder=decoder)])
+    assert {hypothesis.confidence, *(word.confidence for word in hypothesis.words)} == {1.0}

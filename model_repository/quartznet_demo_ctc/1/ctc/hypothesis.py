@@ -98,7 +98,7 @@ def make_words(
         is_first[1:] = clips[first[1:]] != clips[first[:-1]]
     starts, ends = (np.rint(frames * (1e3 * frame_s)).astype(np.int64) for frames in (begin[first], end[after - 1]))
     starts, ends = calibration.correct_times(starts, ends, round(1e3 * frame_s), is_first)
-    least = np.minimum.reduceat(np.where(is_letter, scores, 0.0), first)
+    least = np.minimum(np.minimum.reduceat(np.where(is_letter, scores, 0.0), first), 0.0)  # rounding may exceed 0
     confidences = calibration.likelihoods(np.exp(least.astype(np.float64)), decoder).round(4)
     spelled = [text[i:j] for i, j in zip(first.tolist(), after.tolist(), strict=True)]
     rows = zip(spelled, (starts / 1e3).tolist(), (ends / 1e3).tolist(), confidences.tolist(), strict=True)
@@ -113,4 +113,4 @@ def mean_confidence(words: Sequence[Word]) -> float:
 
 def geometric_mean(log_probabilities: npt.NDArray[np.floating[Any]]) -> float:
     """Return the geometric mean of probabilities, rounded to four digits; 0 if there are none."""
-    return round(float(np.exp(log_probabilities.mean())), 4) if log_probabilities.size else 0.0
+    return round(float(np.exp(min(log_probabilities.mean(), 0.0))), 4) if log_probabilities.size else 0.0
