@@ -45,6 +45,7 @@ class AsyncCarnelianClient:
 
     Raises:
         ValueError: an argument that cannot work.
+        OSError: a certificate file that cannot be read.
     """
 
     def __init__(
@@ -58,17 +59,19 @@ class AsyncCarnelianClient:
         headers: Mapping[str, str] | None = None,
         api_key: str | None = None,
     ) -> None:
-        from . import _transport  # noqa: F401  (here, because it takes a third of a second, too long for an event loop)
+        from ._transport import (
+            read_credentials,  # here, because it takes a third of a second, too long for an event loop
+        )
 
         self._settings = Settings(
             url=url,
             model=model,
             timeout_s=timeout_s,
             retry=retry or RetryPolicy(),
-            tls=tls,
             headers=headers,
             api_key=api_key,
         )
+        self._credentials = read_credentials(tls)
         self._opened: AsyncTransport | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = asyncio.Event()
@@ -334,7 +337,7 @@ class AsyncCarnelianClient:
             )
         self._loop = loop
         if self._opened is None:
-            self._opened = AsyncTransport(self._settings.url, self._settings.tls, self._settings.metadata)
+            self._opened = AsyncTransport(self._settings.url, self._credentials, self._settings.metadata)
         return self._opened
 
 

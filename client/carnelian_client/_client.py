@@ -81,18 +81,20 @@ class CarnelianClient:
         headers: Mapping[str, str] | None = None,
         api_key: str | None = None,
     ) -> None:
-        from ._transport import Transport  # gRPC takes its time, and `import carnelian_client` should not
+        from ._transport import (  # gRPC takes its time, and `import carnelian_client` should not
+            Transport,
+            read_credentials,
+        )
 
         self._settings = Settings(
             url=url,
             model=model,
             timeout_s=timeout_s,
             retry=retry or RetryPolicy(),
-            tls=tls,
             headers=headers,
             api_key=api_key,
         )
-        self._transport = Transport(url, tls, self._settings.metadata)
+        self._transport = Transport(url, read_credentials(tls), self._settings.metadata)
         self._closed = threading.Event()
 
     def transcribe(
@@ -171,7 +173,7 @@ class CarnelianClient:
         that are not sent yet.
 
         Args:
-            clips: Each as `transcribe` takes it.
+            clips: Each as `transcribe` takes it. An array must stay as it is until its outcome comes.
             concurrency: Requests in flight at once; the server makes batches of them.
             model: By default the client's.
             timeout_s: The time for each clip, by default the client's.

@@ -13,7 +13,7 @@ from os import PathLike
 from ._audio import describe_audio, encode_audio
 from ._errors import InvalidOption
 from ._retry import Deadline, RetryPolicy
-from ._types import TLS, Audio, DecodingOptions, Request
+from ._types import Audio, DecodingOptions, Request
 
 DEFAULT_URL = "localhost:8001"
 DEFAULT_MODEL = "quartznet_demo"
@@ -41,7 +41,6 @@ class Settings:
     model: str
     timeout_s: float
     retry: RetryPolicy
-    tls: TLS | None
     headers: Mapping[str, str] | None = field(repr=False)  # secrets do not belong in logs
     api_key: str | None = field(repr=False)
 

@@ -65,9 +65,9 @@ _OWN_ADDRESS = re.compile(r"(?:[a-z0-9+.-]+:/{0,3})?(?:localhost|127\.[\d.]+|\[:
 class Transport:
     """A blocking channel to one server; threads may share it."""
 
-    def __init__(self, url: str, tls: TLS | None, metadata: Metadata) -> None:
+    def __init__(self, url: str, credentials: grpc.ChannelCredentials | None, metadata: Metadata) -> None:
         self._metadata = metadata
-        self._channel = _open_channel(grpc, url, tls)
+        self._channel = _open_channel(grpc, url, credentials)
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
         self._is_closed = False
         self._in_flight: set[Any] = set()  # a call that nobody refers to is cancelled
@@ -144,9 +144,9 @@ class Transport:
 class AsyncTransport:
     """An asyncio channel with the methods of `Transport`; it belongs to the event loop in which it is made."""
 
-    def __init__(self, url: str, tls: TLS | None, metadata: Metadata) -> None:
+    def __init__(self, url: str, credentials: grpc.ChannelCredentials | None, metadata: Metadata) -> None:
         self._metadata = metadata
-        self._channel = _open_channel(grpc.aio, url, tls)
+        self._channel = _open_channel(grpc.aio, url, credentials)
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
         self._is_closed = False
         self._in_flight: set[asyncio.Task[Any]] = set()
@@ -206,21 +206,23 @@ class AsyncTransport:
             raise _closed() from error
 
 
-def _open_channel(api: ModuleType, url: str, tls: TLS | None) -> Any:
+def _open_channel(api: ModuleType, url: str, credentials: grpc.ChannelCredentials | None) -> Any:
     """Open a channel of `grpc` or of `grpc.aio`."""
     options = (*_CHANNEL_OPTIONS, ("grpc.enable_http_proxy", 0)) if _OWN_ADDRESS.fullmatch(url) else _CHANNEL_OPTIONS
-    if tls is None:
+    if credentials is None:
         return api.insecure_channel(url, options=options)
-    return api.secure_channel(url, _credentials(tls), options=options)
+    return api.secure_channel(url, credentials, options=options)
 
 
-def _credentials(tls: TLS) -> grpc.ChannelCredentials:
+def read_credentials(tls: TLS | None) -> grpc.ChannelCredentials | None:
     """Read the files, and check them: gRPC takes an empty one for none, and trusts its own authorities.
 
     Raises:
         ValueError: one is no PEM, or the key is not that of the certificate.
         OSError: one cannot be read.
     """
+    if tls is None:
+        return None
     ca, key, cert = (  # first, for OpenSSL does not name a file that it cannot read
         None if path is None else Path(path).read_bytes() for path in (tls.ca_path, tls.key_path, tls.cert_path)
     )

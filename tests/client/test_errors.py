@@ -121,6 +121,11 @@ def test_the_message_is_the_words_without_their_wrapping_and_says_what_to_do():
     assert str(error).endswith("[model m, request 7, INTERNAL]")
 
 
+def test_blank_lines_by_the_thousand_do_not_keep_a_client():
+    """A regular expression took a minute for 2,000 of them, and cubic time."""
+    assert error_from_answer("INTERNAL", "x\n" + "\n" * 10**6 + "x\n  At:\n").message == "x"
+
+
 def test_a_codec_that_is_not_read_is_not_called_damage_alone():
     error = error_from_answer("INTERNAL", "Failed to open encoded data: Error in WAV file. Malformed 'fmt ' chunk.")
     assert isinstance(error, InvalidAudio)

@@ -166,9 +166,10 @@ def test_a_client_stays_in_its_process_and_keeps_its_key(kind):
         pickle.dumps(kind("localhost:8001", api_key="secret"))
 
 
-def test_a_certificate_that_is_not_there_is_said_at_once(tmp_path):
+@pytest.mark.parametrize("kind", [CarnelianClient, AsyncCarnelianClient])
+def test_a_certificate_that_is_not_there_is_said_at_once(kind, tmp_path):
     with pytest.raises(FileNotFoundError, match=r"ca\.pem"):
-        CarnelianClient("localhost:8001", tls=TLS(ca_path=tmp_path / "ca.pem"))
+        kind("localhost:8001", tls=TLS(ca_path=tmp_path / "ca.pem"))
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "dns:///localhost"])
