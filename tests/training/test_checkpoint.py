@@ -19,7 +19,7 @@ def test_a_published_checkpoint_is_half_the_size_and_describes_itself(tiny_confi
     config, model = checkpoint.load_model(tmp_path / "to" / "published.pt")
     assert config == tiny_config
     _, content = checkpoint.load(tmp_path / "to" / "published.pt")
-    assert content["weights"]["head.weight"].dtype == torch.float16
+    assert {weight.dtype for weight in content["weights"].values() if weight.is_floating_point()} == {torch.float16}
     assert content["training"] is None
     assert content["results"]["dev_wer"] > 0
     _, exact = checkpoint.load_model(tmp_path / "tiny.pt")

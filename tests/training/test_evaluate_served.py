@@ -17,6 +17,7 @@ from carnelian_training.data.manifest import Clip, read_manifest, write_manifest
 from carnelian_training.evaluation import served
 from carnelian_training.evaluation.evaluate import evaluate
 from carnelian_training.evaluation.served import evaluate_served
+from tqdm import tqdm
 
 ROOT = Path(__file__).parents[2]
 CLIPS = ROOT / "demo" / "clips" / "manifest.jsonl"
@@ -35,6 +36,10 @@ def test_a_terminal_shows_how_many_clips_have_been_heard(server, monkeypatch):
         def isatty(self):
             return True
 
+    for module in ("evaluate", "served"):  # otherwise nothing is drawn within 0.1 s of the last time
+        monkeypatch.setattr(
+            f"carnelian_training.evaluation.{module}.tqdm", functools.partial(tqdm, mininterval=0, miniters=1)
+        )
     config, model = checkpoint.load_model(DEMO)
     for run in (
         lambda: evaluate(model, config, CLIPS),
@@ -43,6 +48,7 @@ def test_a_terminal_shows_how_many_clips_have_been_heard(server, monkeypatch):
         monkeypatch.setattr(sys, "stderr", terminal := Terminal())
         run()
         assert "0/6 [" in terminal.getvalue()
+        assert "6/6 [" in terminal.getvalue()
 
 
 def test_a_server_and_its_checkpoint_agree_utterance_by_utterance(server, tmp_path, command):

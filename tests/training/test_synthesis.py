@@ -71,6 +71,9 @@ def test_clips_have_readable_lengths(prose):
 def test_labels_are_those_of_what_is_spoken(prose):
     [sentences] = read_sentences(texts.choose_sources([prose])).values()
     assert [sentence.labels for sentence in sentences] == [to_labels(sentence.spoken) for sentence in sentences]
+    assert sentences[1].labels == (
+        "who is there asked the miller nobody answered him mister hill had bought twelve horses"
+    )
 
 
 def test_a_sentence_occurs_once_across_texts(tmp_path, prose):

@@ -198,6 +198,9 @@ def test_the_extractors_gradient_is_scaled():
 def test_impossible_networks_are_refused(wrong, message):
     with pytest.raises(ValueError, match=message):
         Wav2Vec2Config(**TINY | wrong)
+
+
+def test_a_factor_that_merges_no_frames_is_refused():
     with pytest.raises(ValueError, match="`factor` at least 2"):
         HourglassConfig(factor=1)
 

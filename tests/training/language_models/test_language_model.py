@@ -93,6 +93,9 @@ def test_an_epoch_reads_every_stream_in_order_once(config, changed):
                 assert token != END or reach == 0
     doubled = " ".join(map(str, flat[:-1] + flat[:-1]))
     assert all(" ".join(map(str, row)) in doubled for row in rows)
+    joined = [token for row in rows for token in row[:-1]]
+    assert len(joined) == 384  # of 394 tokens, in steps of 4 streams by 12
+    assert " ".join(map(str, joined)) in doubled
     first, other = ([s.tokens.tolist() for _, (s,) in streams.segments(1, epoch, 0)] for epoch in (0, 1))
     assert first == [s.tokens.tolist() for _, (s,) in streams.segments(1, 0, 0)]
     assert first != other
