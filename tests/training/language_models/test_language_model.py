@@ -158,13 +158,13 @@ def test_a_resumed_run_equals_an_uninterrupted_one_to_the_bit(config, changed, t
 def test_processes_make_no_difference_and_may_change_in_between(config, changed, tmp_path, call, second_process):
     config = changed(config, model={"dropout": 0.0})
     train(config, tmp_path / "one")
-    first = changed(config, loop={"steps": 4})
-    (tmp_path / "first.yaml").write_text(json.dumps(config_to_dict(first)))
-    arguments = ("fit", tmp_path / "first.yaml", "--out", tmp_path / "two")
+    (tmp_path / "tiny.yaml").write_text(json.dumps(config_to_dict(config)))
+    arguments = ("fit", tmp_path / "tiny.yaml", "--set", "loop.steps=4", "--out", tmp_path / "two")
     with second_process("-m", "carnelian_training.cli", *arguments) as second:
         status, _, err = call(main, *arguments)
         second.communicate(timeout=60)
     assert (status, second.returncode) == (0, 0), err
+    assert [record["step"] for record in metrics(tmp_path / "two") if "loss" in record] == [1, 2, 3, 4]
     train(config, tmp_path / "two")
     losses = [[r["loss"] for r in metrics(tmp_path / run) if "loss" in r] for run in ("one", "two")]
     assert losses[1] == pytest.approx(losses[0], abs=2e-4)

@@ -11,6 +11,7 @@ from carnelian_training import checkpoint
 from carnelian_training.config_errors import ConfigError
 from carnelian_training.loop.run_checkpoints import checkpoints, newest, resume
 from carnelian_training.loop.state import PARTS, new_state
+from carnelian_training.loop.train import train
 from carnelian_training.replacement import WriteError
 from carnelian_training.weight_files import CheckpointError
 
@@ -137,6 +138,12 @@ def test_checkpoints_may_follow_the_clock(state, config, changed, tmp_path, monk
     assert state.checkpoint_is_overdue(changed(config, loop={"checkpoint_every_s": 60}))
     write_at(state, config, tmp_path, 1)
     assert not state.checkpoint_is_overdue(changed(config, loop={"checkpoint_every_s": 60}))
+
+
+def test_a_run_writes_checkpoints_by_the_clock(config, changed, tmp_path):
+    loop = {"steps": 3, "checkpoint_every_steps": 100, "checkpoint_every_s": 1e-9, "keep_last": 3}
+    train(changed(config, loop=loop), tmp_path)
+    assert [path.name[-4] for path in checkpoints(tmp_path, config)] == ["1", "2", "3"]
 
 
 def test_milestones_stay_when_others_are_set(state, config, changed, tmp_path, write_at):
