@@ -5,7 +5,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -69,17 +68,20 @@ def test_two_processes_equal_one(variants, run_steps):
     assert two["process"]["losses"] != pytest.approx(one["process"]["losses"], abs=1e-3)
 
 
-def test_a_killed_process_restarts_all_from_the_last_checkpoint(tiny_config, changed, tmp_path):
+def test_a_killed_process_restarts_all_from_the_last_checkpoint(tiny_config, changed, tmp_path, wait_until):
     config = changed(tiny_config, loop={"steps": 16, "checkpoint_every_steps": 1, "evaluate_every_steps": 16})
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(config_to_dict(config)))
     fit = [str(FIT_UNTIL_KILLED), "fit", str(tmp_path / "tiny.yaml"), "--out", str(tmp_path / "run")]
     command = [*TORCHRUN, "--max-restarts=1", "--monitor-interval=0.1", *fit]
     environment = os.environ | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-    job = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
-    while job.poll() is None and not checkpoints(tmp_path / "run", config):
-        time.sleep(0.01)
-    os.kill(second_worker(job.pid), signal.SIGKILL)
-    _, log = job.communicate(timeout=300)
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as job:
+        try:
+            wait_until(lambda: job.poll() is not None or checkpoints(tmp_path / "run", config), timeout_s=300)
+            if job.poll() is None:
+                os.kill(second_worker(job.pid), signal.SIGKILL)
+            _, log = job.communicate(timeout=300)
+        finally:
+            job.terminate()  # and with it its workers, where it has not ended
     assert job.returncode == 0, log
     resumed = int(re.search(r"resuming .* at step (\d+)", log)[1])
     assert 1 <= resumed < 16

@@ -19,7 +19,7 @@ from carnelian_training.evaluation import served
 from carnelian_training.evaluation.comparison import Measured, Row, compare, render_comparison
 from carnelian_training.evaluation.error_rates import Evaluation, render, render_mistakes
 from carnelian_training.evaluation.evaluate import evaluate
-from carnelian_training.precision import allow_tf32
+from carnelian_training.precision import allow_tf32, full_precision
 
 ROOT = Path(__file__).parents[2]
 CLIPS = ROOT / "demo" / "clips" / "manifest.jsonl"
@@ -58,11 +58,11 @@ def test_a_gpu_evaluates_in_float32_in_a_run_of_less(tiny_config):
 
     seen, network = [], checkpoint.build_model(tiny_config)
     network.register_forward_hook(lambda *_: seen.append(found()))
-    allow_tf32("bf16")
-    evaluate(network, tiny_config, CLIPS)
+    with full_precision():  # which gives the process its own settings back
+        allow_tf32("bf16")
+        evaluate(network, tiny_config, CLIPS)
+        assert found() == ("high", True)
     assert set(seen) == {("highest", False)}
-    assert found() == ("high", True)
-    allow_tf32("fp32")
 
 
 def test_a_batch_holds_what_a_laptop_can_however_large_steps_are(tiny_config, changed, monkeypatch):

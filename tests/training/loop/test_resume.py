@@ -51,16 +51,17 @@ def assert_same_end(one, other):
         assert all(torch.equal(value, moments[1][index][name]) for name, value in moment.items())
 
 
-def test_a_killed_run_goes_on_to_the_bit(config, whole, tmp_path):
+def test_a_killed_run_goes_on_to_the_bit(config, whole, tmp_path, wait_until):
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(config_to_dict(config)))
     arguments = ["fit", str(tmp_path / "tiny.yaml"), "--out", str(tmp_path / "parts")]
-    run = subprocess.Popen([sys.executable, str(FIT_UNTIL_KILLED), *arguments], stderr=subprocess.PIPE)
-    while run.poll() is None and len(checkpoints(tmp_path / "parts", config)) == 0:
-        time.sleep(0.01)
-    time.sleep(random.uniform(0, 0.3))
-    run.kill()
-    run.communicate()
-    assert run.returncode == -signal.SIGKILL
+    run = subprocess.Popen([sys.executable, str(FIT_UNTIL_KILLED), *arguments], stderr=subprocess.PIPE, text=True)
+    try:
+        wait_until(lambda: run.poll() is not None or checkpoints(tmp_path / "parts", config), timeout_s=300)
+        time.sleep(random.uniform(0, 0.3))
+    finally:
+        run.kill()
+        _, log = run.communicate()
+    assert run.returncode == -signal.SIGKILL, log
     train.train(config, tmp_path / "parts")
     assert_same_end(whole, tmp_path / "parts")
 
