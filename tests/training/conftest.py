@@ -1,6 +1,7 @@
 import contextlib
 import dataclasses
 import datetime
+import functools
 import importlib.util
 import itertools
 import json
@@ -14,12 +15,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import soundfile
+import yaml
 from carnelian_serving.addresses import held_ports
+from carnelian_training.cli import main
 from carnelian_training.config import config_from_dict
+from carnelian_training.config_tree import config_to_dict
 from carnelian_training.data.manifest import Clip
 from torch import distributed
 
 CLIPS = Path(__file__).parents[2] / "demo" / "clips" / "manifest.jsonl"
+FIT_UNTIL_KILLED = Path(__file__).parent / "fit_until_killed.py"
 STEPS = Path(__file__).parent / "run_steps.py"
 ARPA = """\\data\\
 ngram 1=5
@@ -139,6 +144,23 @@ def run_steps(capsys):
         return list(map(json.loads, capsys.readouterr().out.splitlines()))
 
     return run
+
+
+@pytest.fixture
+def run_evaluate(call):
+    """Runs `carnelian-train evaluate`."""
+    return functools.partial(call, main, "evaluate")
+
+
+@pytest.fixture
+def fit_until_killed(tmp_path):
+    """The words after `python` of a run that waits for its end before its last step."""
+
+    def words(config, folder):
+        (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(config_to_dict(config)))
+        return [str(FIT_UNTIL_KILLED), "fit", str(tmp_path / "tiny.yaml"), "--out", str(folder)]
+
+    return words
 
 
 @pytest.fixture(scope="session")

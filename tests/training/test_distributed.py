@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import yaml
 from carnelian_training.config_tree import config_to_dict
 from carnelian_training.distributed import joined
 from carnelian_training.loop.metrics import read_metrics
@@ -17,7 +16,6 @@ from carnelian_training.loop_config import OptimizerConfig
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
 SCRIPT = Path(__file__).parent / "run_steps.py"
-FIT_UNTIL_KILLED = Path(__file__).parent / "fit_until_killed.py"
 # Sums in another order, through ten steps of the optimiser.
 TOLERANCE = 1e-5
 
@@ -68,11 +66,11 @@ def test_two_processes_equal_one(variants, run_steps):
     assert two["process"]["losses"] != pytest.approx(one["process"]["losses"], abs=1e-3)
 
 
-def test_a_killed_process_restarts_all_from_the_last_checkpoint(tiny_config, changed, tmp_path, wait_until):
+def test_a_killed_process_restarts_all_from_the_last_checkpoint(
+    tiny_config, changed, tmp_path, fit_until_killed, wait_until
+):
     config = changed(tiny_config, loop={"steps": 16, "checkpoint_every_steps": 1, "evaluate_every_steps": 16})
-    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(config_to_dict(config)))
-    fit = [str(FIT_UNTIL_KILLED), "fit", str(tmp_path / "tiny.yaml"), "--out", str(tmp_path / "run")]
-    command = [*TORCHRUN, "--max-restarts=1", "--monitor-interval=0.1", *fit]
+    command = [*TORCHRUN, "--max-restarts=1", "--monitor-interval=0.1", *fit_until_killed(config, tmp_path / "run")]
     environment = os.environ | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as job:
         try:

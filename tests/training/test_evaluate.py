@@ -1,5 +1,4 @@
 import dataclasses
-import functools
 import json
 import os
 import string
@@ -12,7 +11,6 @@ import pytest
 import soundfile
 import torch
 from carnelian_training import checkpoint, ctc
-from carnelian_training.cli import main
 from carnelian_training.config import config_from_dict
 from carnelian_training.data.manifest import Clip, read_manifest, warn_of_characters, write_manifest
 from carnelian_training.evaluation import served
@@ -25,12 +23,6 @@ ROOT = Path(__file__).parents[2]
 CLIPS = ROOT / "demo" / "clips" / "manifest.jsonl"
 DEPLOYED = ROOT / "model_repository" / "quartznet_demo_ctc" / "1"
 DEMO = ROOT / "demo" / "quartznet_demo.pt"
-
-
-@pytest.fixture
-def command(call):
-    """Runs `carnelian-train evaluate`."""
-    return functools.partial(call, main, "evaluate")
 
 
 @pytest.fixture
@@ -78,11 +70,11 @@ def test_a_batch_holds_what_a_laptop_can_however_large_steps_are(tiny_config, ch
     assert max(map(len, planned)) == 60
 
 
-def test_two_processes_hear_every_clip_once(tmp_path, command, second_process):
-    alone = command(DEMO, CLIPS, "--out", tmp_path / "one.jsonl")
+def test_two_processes_hear_every_clip_once(tmp_path, run_evaluate, second_process):
+    alone = run_evaluate(DEMO, CLIPS, "--out", tmp_path / "one.jsonl")
     arguments = (DEMO, CLIPS, "--out", tmp_path / "two.jsonl")
     with second_process("-m", "carnelian_training.cli", "evaluate", *arguments) as second:
-        assert command(*arguments)[:2] == alone[:2]
+        assert run_evaluate(*arguments)[:2] == alone[:2]
         assert second.communicate(timeout=60)[0] == ""
         assert second.returncode == alone[0] == 0
     assert (tmp_path / "two.jsonl").read_text() == (tmp_path / "one.jsonl").read_text()
@@ -141,21 +133,21 @@ def test_the_time_of_fewer_rows_is_not_taken_for_that_of_all(monkeypatch):
         Behind().elapsed_s(10)
 
 
-def test_wrong_number_of_paths(command):
-    assert command(CLIPS)[0] == 2
-    assert command("--url", "localhost:1", DEMO, CLIPS)[0] == 2
+def test_wrong_number_of_paths(run_evaluate):
+    assert run_evaluate(CLIPS)[0] == 2
+    assert run_evaluate("--url", "localhost:1", DEMO, CLIPS)[0] == 2
 
 
-def test_weights_without_a_language_model_are_refused(command):
+def test_weights_without_a_language_model_are_refused(run_evaluate):
     weights = ("--lm-weights", DEMO.parent / "lm_weights.json")
     for words in ((CLIPS,), ("--table", CLIPS)):
-        status, _, err = command(DEMO, *words, *weights)
+        status, _, err = run_evaluate(DEMO, *words, *weights)
         assert (status, "must come with the language models" in err) == (1, True)
 
 
-def test_a_language_model_that_nothing_asks_is_wrong_use(command):
-    assert command(DEMO, CLIPS, "--lm", DEPLOYED / "english.klm")[0] == 2
-    assert command(DEMO, CLIPS, "--neural-lm", DEPLOYED / "english.onnx", "--decoder", "beam")[0] == 2
+def test_a_language_model_that_nothing_asks_is_wrong_use(run_evaluate):
+    assert run_evaluate(DEMO, CLIPS, "--lm", DEPLOYED / "english.klm")[0] == 2
+    assert run_evaluate(DEMO, CLIPS, "--neural-lm", DEPLOYED / "english.onnx", "--decoder", "beam")[0] == 2
 
 
 @pytest.mark.parametrize(
@@ -168,8 +160,8 @@ def test_a_language_model_that_nothing_asks_is_wrong_use(command):
         (["--model", "jasper"], "--model must come with --url"),
     ],
 )
-def test_an_option_that_would_be_dropped_is_refused(command, arguments, message):
-    status, _, err = command(DEMO, CLIPS, *arguments)
+def test_an_option_that_would_be_dropped_is_refused(run_evaluate, arguments, message):
+    status, _, err = run_evaluate(DEMO, CLIPS, *arguments)
     assert status == 2
     assert message in " ".join(err.replace("│", " ").split())
 
@@ -245,37 +237,37 @@ def test_a_terminal_that_cannot_spell_a_word_costs_no_result(tmp_path):
     assert (tmp_path / "o").exists()
 
 
-def test_an_empty_source_is_not_taken_for_all(tmp_path, command, write_rows, read_rows):
+def test_an_empty_source_is_not_taken_for_all(tmp_path, run_evaluate, write_rows, read_rows):
     lines = [
         line | {"source": "", "audio_filepath": str(CLIPS.parent / line["audio_filepath"])} for line in read_rows(CLIPS)
     ]
     write_rows(tmp_path / "m.jsonl", lines)
-    assert [row.split()[0] for row in command(DEMO, tmp_path / "m.jsonl")[1].splitlines()] == ["''", "all"]
+    assert [row.split()[0] for row in run_evaluate(DEMO, tmp_path / "m.jsonl")[1].splitlines()] == ["''", "all"]
     config, network = checkpoint.load_model(DEMO)
     rows = list(compare(network, config, [tmp_path / "m.jsonl"], ctc.Decoder(config.labels, 0.02), ctc.Options()))
     assert [row.test_set for row in rows[:: len(rows) // 2]] == ["''", str(tmp_path / "m.jsonl")]
 
 
-def test_another_toolkits_checkpoint_is_evaluated_as_it_is(command):
-    status, printed, _ = command(Path(__file__).parent / "references" / "quartznet.nemo", CLIPS)
+def test_another_toolkits_checkpoint_is_evaluated_as_it_is(run_evaluate):
+    status, printed, _ = run_evaluate(Path(__file__).parent / "references" / "quartznet.nemo", CLIPS)
     assert status == 0
     assert "6 clips" in printed
 
 
-def test_cer_stands_alone_for_labels_without_a_space(tmp_path, command, tiny_config):
+def test_cer_stands_alone_for_labels_without_a_space(tmp_path, run_evaluate, tiny_config):
     config = dataclasses.replace(tiny_config, labels=("a", "b"))
     checkpoint.save(tmp_path / "a.pt", config, checkpoint.build_model(config).state_dict(), results={})
-    status, printed, _ = command(tmp_path / "a.pt", CLIPS)
+    status, printed, _ = run_evaluate(tmp_path / "a.pt", CLIPS)
     assert status == 0
     assert "CER" in printed
     assert "WER" not in printed
 
 
-def test_references_that_no_label_can_write_are_warned_of(tmp_path, command, write_rows):
+def test_references_that_no_label_can_write_are_warned_of(tmp_path, run_evaluate, write_rows):
     line = {"audio_filepath": str(CLIPS.parent / "letter.wav"), "duration": 3.6}
     lines = [line | {"text": text} for text in ("Two Words", "two words")]
     write_rows(tmp_path / "m.jsonl", lines)
-    status, _, err = command(DEMO, tmp_path / "m.jsonl")
+    status, _, err = run_evaluate(DEMO, tmp_path / "m.jsonl")
     assert status == 0
     assert "1 of 2 references hold characters outside the labels, which count as errors: 'TW'" in err
 

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import soundfile
 from carnelian_training import checkpoint
-from carnelian_training.cli import main
 from carnelian_training.data.manifest import Clip, read_manifest, write_manifest
 from carnelian_training.evaluation import served
 from carnelian_training.evaluation.evaluate import evaluate
@@ -23,12 +22,6 @@ ROOT = Path(__file__).parents[2]
 CLIPS = ROOT / "demo" / "clips" / "manifest.jsonl"
 DEPLOYED = ROOT / "model_repository" / "quartznet_demo_ctc" / "1"
 DEMO = ROOT / "demo" / "quartznet_demo.pt"
-
-
-@pytest.fixture
-def command(call):
-    """Runs `carnelian-train evaluate`."""
-    return functools.partial(call, main, "evaluate")
 
 
 def test_a_terminal_shows_how_many_clips_have_been_heard(server, monkeypatch):
@@ -51,23 +44,25 @@ def test_a_terminal_shows_how_many_clips_have_been_heard(server, monkeypatch):
         assert "6/6 [" in terminal.getvalue()
 
 
-def test_a_server_and_its_checkpoint_agree_utterance_by_utterance(server, tmp_path, command):
+def test_a_server_and_its_checkpoint_agree_utterance_by_utterance(server, tmp_path, run_evaluate):
     arguments = ("--mistakes", 3, "--out")
-    offline = command(DEMO, CLIPS, *arguments, tmp_path / "offline.jsonl")
-    served = command("--url", server.grpc_url, CLIPS, *arguments, tmp_path / "served.jsonl")
+    offline = run_evaluate(DEMO, CLIPS, *arguments, tmp_path / "offline.jsonl")
+    served = run_evaluate("--url", server.grpc_url, CLIPS, *arguments, tmp_path / "served.jsonl")
     assert served == offline
     assert offline[0] == 0
     assert "substitutions" in offline[1]
     assert (tmp_path / "served.jsonl").read_text() == (tmp_path / "offline.jsonl").read_text()
 
 
-def test_the_table_has_a_row_for_each_test_set_and_decoder_offline_and_served(server, tmp_path, command, read_rows):
+def test_the_table_has_a_row_for_each_test_set_and_decoder_offline_and_served(
+    server, tmp_path, run_evaluate, read_rows
+):
     clips = [replace(clip, extra={"source": clip.audio_filepath.suffix}) for clip in read_manifest(CLIPS)]
     write_manifest(tmp_path / "clips.jsonl", [c for c in clips if c.extra["source"] in (".flac", ".opus")])
     models = ["--lm", DEPLOYED / "english.klm", "--neural-lm", DEPLOYED / "english.onnx"]
     models += ["--lm-weights", DEMO.parent / "lm_weights.json"]
     arguments = [*models, "--url", server.grpc_url, "--out", tmp_path / "rows.jsonl"]
-    status, printed, _ = command("--table", DEMO, tmp_path / "clips.jsonl", *arguments)
+    status, printed, _ = run_evaluate("--table", DEMO, tmp_path / "clips.jsonl", *arguments)
     assert status == 0
     rows = read_rows(tmp_path / "rows.jsonl")
     everything = str(tmp_path / "clips.jsonl")
@@ -83,15 +78,15 @@ def test_the_table_has_a_row_for_each_test_set_and_decoder_offline_and_served(se
         for side in ("offline", "served"):
             assert both[side]["decode_s"] == pytest.approx(flac[side]["decode_s"] + opus[side]["decode_s"], abs=3e-6)
     assert printed.count("3 of 3") == 3
-    assert command("--table", CLIPS)[0] == command("--table", DEMO, CLIPS, "--decoder", "beam")[0] == 2
+    assert run_evaluate("--table", CLIPS)[0] == run_evaluate("--table", DEMO, CLIPS, "--decoder", "beam")[0] == 2
 
 
-def test_a_clip_that_the_server_refuses_is_named_and_counted(server, tmp_path, command, write_rows, read_rows):
+def test_a_clip_that_the_server_refuses_is_named_and_counted(server, tmp_path, run_evaluate, write_rows, read_rows):
     shutil.copy(CLIPS.parent / "letter.wav", tmp_path)
     (tmp_path / "broken.wav").write_bytes(b"RIFF")
     lines = [{"audio_filepath": name, "duration": 3.6, "text": "two words"} for name in ("letter.wav", "broken.wav")]
     manifest, heard = write_rows(tmp_path / "manifest.jsonl", lines), tmp_path / "heard.jsonl"
-    status, printed, err = command("--url", server.grpc_url, manifest, "--out", heard)
+    status, printed, err = run_evaluate("--url", server.grpc_url, manifest, "--out", heard)
     assert status == 1
     assert "2 clips       4 words" in printed
     rows = read_rows(heard)
@@ -101,7 +96,9 @@ def test_a_clip_that_the_server_refuses_is_named_and_counted(server, tmp_path, c
     assert "broken.wav failed" in err
 
 
-def test_a_table_names_the_clips_that_fail_once_and_warns_of_capitals(server, tmp_path, command, write_rows, read_rows):
+def test_a_table_names_the_clips_that_fail_once_and_warns_of_capitals(
+    server, tmp_path, run_evaluate, write_rows, read_rows
+):
     soundfile.write(tmp_path / "long.wav", np.zeros(61 * 16_000, np.int16), 16_000)
     lines = [
         {"audio_filepath": str(tmp_path / "long.wav"), "duration": 61.0, "text": "two words", "source": "long"},
@@ -110,7 +107,7 @@ def test_a_table_names_the_clips_that_fail_once_and_warns_of_capitals(server, tm
     ]
     write_rows(tmp_path / "m.jsonl", lines)
     out = tmp_path / "rows.jsonl"
-    status, _, err = command("--table", DEMO, tmp_path / "m.jsonl", "--url", server.grpc_url, "--out", out)
+    status, _, err = run_evaluate("--table", DEMO, tmp_path / "m.jsonl", "--url", server.grpc_url, "--out", out)
     assert status == 1
     assert [(row["failed"], row["clips"]) for row in read_rows(out)] == [(1, 1), (0, 1), (1, 3)]
     assert err.count("long.wav failed") == 1
@@ -128,24 +125,24 @@ def test_without_the_sdk_a_server_cannot_be_evaluated(monkeypatch):
         evaluate_served("localhost:1", "quartznet_demo", CLIPS)
 
 
-def test_a_table_beside_a_server_that_does_not_run_says_so_at_once(command):
+def test_a_table_beside_a_server_that_does_not_run_says_so_at_once(run_evaluate):
     models = ["--lm", DEPLOYED / "english.klm", "--lm-weights", DEMO.parent / "lm_weights.json"]
-    status, _, err = command("--table", DEMO, CLIPS, *models, "--url", "localhost:1")
+    status, _, err = run_evaluate("--table", DEMO, CLIPS, *models, "--url", "localhost:1")
     assert status == 1
     assert "the server must be running" in err
 
 
-def test_a_table_of_a_model_without_a_decoding_stage_of_its_own_is_one_line(server, command):
-    status, _, err = command("--table", DEMO, CLIPS, "--url", server.grpc_url, "--model", "quartznet_demo_pcm")
+def test_a_table_of_a_model_without_a_decoding_stage_of_its_own_is_one_line(server, run_evaluate):
+    status, _, err = run_evaluate("--table", DEMO, CLIPS, "--url", server.grpc_url, "--model", "quartznet_demo_pcm")
     assert status == 1
     assert "must count the time of quartznet_demo_pcm_ctc, but says: requested model" in err
 
 
-def test_a_table_compares_a_checkpoint_with_the_served_model_of_its_name(server, tmp_path, command):
+def test_a_table_compares_a_checkpoint_with_the_served_model_of_its_name(server, tmp_path, run_evaluate):
     """It was compared with `quartznet_demo`, whatever it was."""
     config, content = checkpoint.load(DEMO)
     checkpoint.save(tmp_path / "a.pt", replace(config, name="mine"), content["weights"], results={})
-    status, _, err = command("--table", tmp_path / "a.pt", CLIPS, "--url", server.grpc_url)
+    status, _, err = run_evaluate("--table", tmp_path / "a.pt", CLIPS, "--url", server.grpc_url)
     assert status == 1
     assert "has no 'mine' ready" in err
 
@@ -159,14 +156,14 @@ def test_a_server_that_is_shutting_down_is_an_error_in_one_line(monkeypatch):
         evaluate_served("localhost:1", "tiny", CLIPS)
 
 
-def test_a_server_hears_segments_as_a_checkpoint_does(server, tmp_path, command, write_rows, read_rows):
+def test_a_server_hears_segments_as_a_checkpoint_does(server, tmp_path, run_evaluate, write_rows, read_rows):
     clip = CLIPS.parent / "letter.wav"
     line = {"audio_filepath": str(clip), "text": "two words"}
     lines = [line | {"offset": 1.0, "duration": 1.5}, line | {"offset": 99.0, "duration": 1.5}]
     write_rows(tmp_path / "one.jsonl", lines[:1])
     write_rows(tmp_path / "both.jsonl", lines)
-    assert command(DEMO, tmp_path / "one.jsonl", "--out", tmp_path / "offline.jsonl")[0] == 0
-    assert command("--url", server.grpc_url, tmp_path / "both.jsonl", "--out", tmp_path / "served.jsonl")[0] == 1
+    assert run_evaluate(DEMO, tmp_path / "one.jsonl", "--out", tmp_path / "offline.jsonl")[0] == 0
+    assert run_evaluate("--url", server.grpc_url, tmp_path / "both.jsonl", "--out", tmp_path / "served.jsonl")[0] == 1
     (offline,), (served, refused) = read_rows(tmp_path / "offline.jsonl"), read_rows(tmp_path / "served.jsonl")
     assert served["pred_text"] == offline["pred_text"]
     assert refused["pred_text"] == ""
@@ -187,10 +184,10 @@ def test_a_segment_that_cannot_be_read_is_not_sent_and_shifts_no_other(server, m
     assert [*evaluation.failures.items()] == [(i, "begins 99 s into a file that lasts 3.60 s") for i in (0, 2)]
 
 
-def test_decomposed_references_are_warned_of_without_the_labels(server, tmp_path, command, write_rows):
+def test_decomposed_references_are_warned_of_without_the_labels(server, tmp_path, run_evaluate, write_rows):
     line = {"audio_filepath": str(CLIPS.parent / "letter.wav"), "duration": 3.6}
     lines = [line | {"text": text} for text in ("scho\u0308n", "sch\u00f6n")]
     write_rows(tmp_path / "m.jsonl", lines)
-    status, _, err = command("--url", server.grpc_url, tmp_path / "m.jsonl")
+    status, _, err = run_evaluate("--url", server.grpc_url, tmp_path / "m.jsonl")
     assert status == 0
     assert "1 of 2 references hold decomposed characters (NFD), which count as errors" in err

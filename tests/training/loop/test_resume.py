@@ -9,14 +9,11 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 import torch
-import yaml
 from carnelian_training import checkpoint
 from carnelian_training.config_errors import ConfigError
-from carnelian_training.config_tree import config_to_dict
 from carnelian_training.data.manifest import read_manifest, write_manifest
 from carnelian_training.loop import train
 from carnelian_training.loop.metrics import read_metrics
@@ -24,8 +21,6 @@ from carnelian_training.loop.recognition import Recognition
 from carnelian_training.loop.run_checkpoints import checkpoints, resume
 from carnelian_training.loop.state import new_state
 from carnelian_training.loop.task import Finding
-
-FIT_UNTIL_KILLED = Path(__file__).parents[1] / "fit_until_killed.py"
 
 
 @pytest.fixture(scope="module")
@@ -51,10 +46,9 @@ def assert_same_end(one, other):
         assert all(torch.equal(value, moments[1][index][name]) for name, value in moment.items())
 
 
-def test_a_killed_run_goes_on_to_the_bit(config, whole, tmp_path, wait_until):
-    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(config_to_dict(config)))
-    arguments = ["fit", str(tmp_path / "tiny.yaml"), "--out", str(tmp_path / "parts")]
-    run = subprocess.Popen([sys.executable, str(FIT_UNTIL_KILLED), *arguments], stderr=subprocess.PIPE, text=True)
+def test_a_killed_run_goes_on_to_the_bit(config, whole, tmp_path, fit_until_killed, wait_until):
+    command = [sys.executable, *fit_until_killed(config, tmp_path / "parts")]
+    run = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:
         wait_until(lambda: run.poll() is not None or checkpoints(tmp_path / "parts", config), timeout_s=300)
         time.sleep(random.uniform(0, 0.3))
