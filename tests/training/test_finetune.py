@@ -17,7 +17,6 @@ from carnelian_training.loop.recognition import shares
 from carnelian_training.loop.state import new_state
 from carnelian_training.loop.train import optimise, train
 from carnelian_training.loop_config import FreezeConfig, InitConfig
-from carnelian_training.models.jasper import JasperConfig, JasperStageConfig
 from carnelian_training.run_config import load_config
 from carnelian_training.weight_files import CheckpointError
 
@@ -86,40 +85,6 @@ def test_more_frames_of_the_head_repeat_the_old_ones(tiny_config, changed, sourc
     config = changed(config, model={"head_frames": 2})
     head = started(config).head.weight.unflatten(0, (2, -1))
     assert torch.equal(head[0], head[1])
-
-
-def test_a_deeper_network_computes_the_same_at_first(caplog):
-    caplog.set_level("INFO")
-    demo = Path(__file__).parents[2] / "demo" / "quartznet_demo.pt"
-    old, before = checkpoint.load_model(demo)
-    stages = tuple(dataclasses.replace(stage, repeat=4 if stage.residual else 1) for stage in old.model.stages)
-    config = with_init(dataclasses.replace(old, model=dataclasses.replace(old.model, stages=stages)), demo)
-    after = started(config).eval()
-    assert "starting as the identity: [2, 3, 4, 5, 6]" in caplog.text
-    assert "compute something else" not in caplog.text
-    features, frames = torch.randn(2, 64, 300), torch.tensor([300, 211])
-    with torch.no_grad():
-        torch.testing.assert_close(after(features, frames), before(features, frames), atol=1e-4, rtol=0)
-
-
-def test_a_deeper_network_of_full_convolutions_computes_the_same_at_first(tiny_config, tmp_path):
-    dense = JasperConfig(stages=(JasperStageConfig(filters=8, kernel=3, blocks=2, repeat=2, separable=False),))
-    shallow = dataclasses.replace(tiny_config, model=dense)
-    before = checkpoint.build_model(shallow).eval()
-    checkpoint.save(tmp_path / "shallow.pt", shallow, before.state_dict(), results={})
-    stages = (dataclasses.replace(dense.stages[0], repeat=3),)
-    deeper = dataclasses.replace(shallow, model=dataclasses.replace(dense, stages=stages))
-    after = started(with_init(deeper, tmp_path / "shallow.pt")).eval()
-    features, frames = torch.randn(2, 64, 50), torch.tensor([50, 31])
-    with torch.no_grad():
-        torch.testing.assert_close(after(features, frames), before(features, frames), atol=1e-5, rtol=0)
-
-
-def test_a_block_without_a_place_for_new_sub_blocks_is_refused(tiny_config, source):
-    tree = config_to_dict(with_init(tiny_config, source))
-    tree["model"]["stages"][0] |= {"repeat": 2}
-    with pytest.raises(CheckpointError, match=r"`model\.stages\.0\.repeat` is 2, in the checkpoint 1\n"):
-        started(config_from_dict(tree, "here"))
 
 
 def test_another_body_is_refused_tensor_by_tensor(tiny_config, source):

@@ -12,8 +12,6 @@ from carnelian_training.checkpoint import MOST_NAMED
 from carnelian_training.config import Config
 from carnelian_training.config_errors import ConfigError
 from carnelian_training.language_models.config import LanguageModelConfig
-from carnelian_training.models.blocks import StackConfig
-from carnelian_training.models.deepening import deepen, deepened_stages
 from carnelian_training.models.masked import MaskedBatchNorm
 from carnelian_training.run_config import RunConfig, model_differences
 from carnelian_training.weight_files import CheckpointError
@@ -28,8 +26,7 @@ def start_from_checkpoint(model: nn.Module, config: RunConfig) -> None:
     letters mostly share their sounds, and a network that knows when to write a blank aligns from the first step. A new
     label gets the mean of the old labels' rows. A random row would score above the others, because a trained head gives
     a low score to every label that it does not hear. With other `head_frames`, each output frame gets the rows of the
-    old head's output frame at the same time. Stages with more sub-blocks than the checkpoint's, which has two or more,
-    compute the same at first (:func:`deepen`). A language model loads everything, its tokenizer included.
+    old head's output frame at the same time. A language model loads everything, its tokenizer included.
 
     Raises:
         CheckpointError: The file cannot be read, or its body is different; the message lists what differs in `model`
@@ -61,10 +58,6 @@ def start_from_checkpoint(model: nn.Module, config: RunConfig) -> None:
         found = {name: tensor for name, tensor in found.items() if not name.startswith("pretraining.")}
         found |= {name: tensor for name, tensor in wanted.items() if _is_head(name)}
         source = replace(source, labels=config.labels)
-    if isinstance(source.model, StackConfig) and isinstance(config.model, StackConfig):
-        if deeper := deepened_stages(source.model, config.model):
-            logger.info("stages with more sub-blocks than in %s, new ones starting as the identity: %s", path, deeper)
-        found = deepen(found, source.model, config.model, wanted)
     _check_fits(path, wanted, found, _differences(source, config))
     if source.features != config.features:
         logger.warning("`features` differ from those that %s was trained with: %s", path, source.features)
@@ -116,14 +109,11 @@ def _misfits(wanted: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> list[
 
 
 def _differences(source: RunConfig, config: RunConfig) -> list[str]:
-    """List the fields of `model` and `pretraining` that differ in the checkpoint, except those that are adapted to."""
-    adapted = {"model.head_frames"}
-    if isinstance(source.model, StackConfig) and isinstance(config.model, StackConfig):
-        adapted |= {f"model.stages.{i}.repeat" for i in deepened_stages(source.model, config.model)}
+    """List the fields of `model` and `pretraining` that differ in the checkpoint, except those of the head."""
     return [
         f"  `{key}` is {ours!r}, in the checkpoint {theirs!r}"
         for key, (ours, theirs) in model_differences(config, source).items()
-        if key not in adapted
+        if "head_frames" not in key
     ]
 
 
