@@ -4,11 +4,14 @@ import contextlib
 import importlib.metadata
 import os
 import platform
+import shutil
 import subprocess
 import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+
+from carnelian_serving.installation import NATIVE_ROOT, find_native
 
 PACKAGES = (
     "nvidia-pytriton",
@@ -69,11 +72,13 @@ def find_accelerators() -> str:
 
 
 def find_versions() -> dict[str, str]:
-    """Versions of Python and of the packages that the numbers depend on."""
+    """Versions of Python, of the packages that the numbers depend on, and of a native tritonserver if there is one."""
     versions = {"python": platform.python_version()}
     for name in PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # not installed here
             versions[name] = importlib.metadata.version(name)
+    if find_native(shutil.which("tritonserver"), NATIVE_ROOT):  # with an ONNX Runtime and a DALI of its own
+        versions["tritonserver"] = f"native {os.environ.get('TRITON_SERVER_VERSION', '')}".strip()
     return versions
 
 

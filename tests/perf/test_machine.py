@@ -2,7 +2,7 @@ import platform
 import subprocess
 
 import pytest
-from carnelian_perf.machine import describe_machine, find_commit, name_cpu
+from carnelian_perf.machine import describe_machine, find_commit, find_versions, name_cpu
 
 
 @pytest.mark.parametrize(
@@ -59,3 +59,16 @@ def test_a_commit_of_a_project_that_only_holds_the_environment_is_not_ours(tmp_p
 def test_without_a_driver_there_is_none(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     assert describe_machine()["accelerator"] == "none"
+
+
+def test_a_native_server_is_named_beside_the_environments_packages(tmp_path, monkeypatch):
+    for name in ("dali", "onnxruntime", "python"):
+        library = tmp_path / "backends" / name / f"libtriton_{name}.so"
+        library.parent.mkdir(parents=True)
+        library.touch()
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "tritonserver").touch(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    assert find_versions()["tritonserver"] == "native"
+    monkeypatch.setenv("TRITON_SERVER_VERSION", "2.46.0")
+    assert find_versions()["tritonserver"] == "native 2.46.0"
