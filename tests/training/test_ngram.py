@@ -105,6 +105,7 @@ def test_sentences_of_a_test_set_are_left_out(text, tmp_path, build):
     openings = [sentence.partition(" number ")[0] for sentence in sentences]
     excluded = sum(opening in openings[:50] for opening in openings)
     assert report["excluded"] == excluded
+    assert (report["texts"], report["exclude"]) == ([text.stem], [str(tmp_path / "dev.jsonl")])
     assert report["sentences"] + report["held_out_sentences"] == len(sentences) - excluded > 1000
 
 

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -26,6 +26,10 @@ from carnelian_training.synthesis.texts import Source
 class NgramReport:
     """How an n-gram model was made, and how well it predicts held-out sentences of the same texts."""
 
+    texts: Sequence[str]
+    """The names of packaged texts, and of files without folder and suffix."""
+    exclude: Sequence[str]
+    """The paths of the manifests whose transcripts are left out."""
     order: int
     prune: Sequence[int]
     sentences: int
@@ -36,7 +40,7 @@ class NgramReport:
     refused: int
     """The number of sentences left out for characters that are not labels, or numbers without a sure pronunciation."""
     excluded: int
-    """The number of sentences left out because they are in the excluded manifests."""
+    """The number of sentences left out because they are in the manifests of `exclude`."""
     held_out_sentences: int
     perplexity: float
     """The perplexity per word and sentence end on the held-out sentences, unknown words included."""
@@ -47,7 +51,7 @@ class NgramReport:
 
 
 def build_ngram(
-    sources: Iterable[Source],
+    sources: Sequence[Source],
     target: Path,
     *,
     order: int,
@@ -89,6 +93,8 @@ def build_ngram(
     said = _run([tools["query"], "-v", "summary", target], _lines(text.held_out))
     num_words = sum(len(sentence.split()) for sentence in text.held_out)
     report = NgramReport(
+        texts=[source.name for source in sources],
+        exclude=[str(manifest) for manifest in exclude],
         order=order,
         prune=pruning,
         sentences=len(text.used),
