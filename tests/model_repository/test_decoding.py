@@ -15,6 +15,7 @@ from carnelian_training.ctc import Decoder
 from carnelian_training.data.manifest import read_manifest
 from carnelian_training.evaluation.evaluate import evaluate, frame_duration_s
 from carnelian_training.language_models.weights import read_weights
+from tritonclient.grpc import InferenceServerClient, InferInput
 from tritonclient.utils import InferenceServerException
 
 ROOT = Path(__file__).parents[2]
@@ -84,6 +85,17 @@ def test_what_is_no_log_probability_is_refused_alone(models, bad):
     assert "not finite" in middle["error"]
     assert first["text"]
     assert last["text"]
+
+
+def test_a_request_of_no_rows_that_holds_one_raises_nothing(server):
+    """What the stage raises fails all requests of its batch."""
+    tensors = [InferInput("LOG_PROBS", [1, 8, 29], "FP32"), InferInput("LOG_PROB_LENGTH", [1, 1], "INT32")]
+    for tensor, values in zip(tensors, (scores(8, rows=1), np.array([[8]], np.int32)), strict=True):
+        tensor.set_data_from_numpy(values)
+        tensor.set_shape([0, *values.shape[1:]])
+    with InferenceServerClient(server.grpc_url) as client:
+        answer = client.infer(f"{MODEL}_ctc", tensors, client_timeout=30)
+    assert "text" in json.loads(answer.as_numpy("RESULT").item())
 
 
 def test_bytes_that_are_no_text_fail_their_request_alone(server):

@@ -57,8 +57,10 @@ class TritonPythonModel:
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """Answer each request by itself: with an error if its options are wrong or all its rows fail."""
+        # Of a request whose shapes begin with 0, Triton passes on what it holds, without the dimension of rows.
         scores = [pb_utils.get_input_tensor_by_name(r, "LOG_PROBS").as_numpy() for r in requests]
-        lengths = [pb_utils.get_input_tensor_by_name(r, "LOG_PROB_LENGTH").as_numpy()[:, 0] for r in requests]
+        scores = [rows if rows.ndim == 3 else rows[np.newaxis] for rows in scores]
+        lengths = [pb_utils.get_input_tensor_by_name(r, "LOG_PROB_LENGTH").as_numpy().reshape(-1) for r in requests]
         options = [[self._options(r)] * len(rows) for r, rows in zip(requests, lengths, strict=True)]
         results = self._decode(
             [row for rows in scores for row in rows], np.concatenate(lengths), [o for rows in options for o in rows]
