@@ -59,9 +59,8 @@ class AsyncCarnelianClient:
         headers: Mapping[str, str] | None = None,
         api_key: str | None = None,
     ) -> None:
-        from ._transport import (
-            read_credentials,  # here, because it takes a third of a second, too long for an event loop
-        )
+        # Here, because it takes a third of a second, too long for an event loop.
+        from ._transport import read_credentials
 
         self._settings = Settings(
             url=url,

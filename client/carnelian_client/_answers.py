@@ -221,11 +221,11 @@ _WORDINGS = (
     ),
 )
 
+_MAX_DETAILS = 1 << 14
+"""The most characters of an answer's words that are read: a hostile server's might keep the patterns busy for hours."""
 # "in ensemble 'demo', [request id: 7] Failed to process the request(s) for model 'demo_0_0', message: words
 #  At: model.py(9): execute", and from DALI "Runtime error: Critical error in pipeline: ... encountered: words
 #  C++ context: ...": people need the words.
-MAX_DETAILS = 1 << 14
-"""The most characters of an answer's words that are read: a hostile server's might keep the patterns busy for hours."""
 _WRAPPING = re.compile(
     r"^(?:in ensemble '[^']*',\s*"
     r"|\[request id: [^\]]*\]\s*"
@@ -239,7 +239,7 @@ _WRAPPING = re.compile(
 
 def error_from_answer(status: str | None, details: str) -> CarnelianClientError:
     """Turn a gRPC status (or an error inside RESULT: status None) and its words into an error of the tree."""
-    words = _WRAPPING.sub(r"\g<words>", details[:MAX_DETAILS]).strip()
+    words = _WRAPPING.sub(r"\g<words>", details[:_MAX_DETAILS]).strip()
     kind, advice, size_advice = STATUS_ERRORS[status or "UNKNOWN"], "", ""
     if status == "UNIMPLEMENTED":  # Triton has every method that is called here
         advice = "this is not the gRPC endpoint of a Triton; check `url`, or the route of the proxy before it"

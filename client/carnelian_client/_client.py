@@ -81,10 +81,8 @@ class CarnelianClient:
         headers: Mapping[str, str] | None = None,
         api_key: str | None = None,
     ) -> None:
-        from ._transport import (  # gRPC takes its time, and `import carnelian_client` should not
-            Transport,
-            read_credentials,
-        )
+        # gRPC takes its time, and `import carnelian_client` should not.
+        from ._transport import Transport, read_credentials
 
         self._settings = Settings(
             url=url,

@@ -97,18 +97,14 @@ def export(
     except TargetError as error:
         raise typer.BadParameter(str(error)) from error
 
-    from carnelian_training.ctc import OptionError, split_assignments
+    from carnelian_training.ctc import split_assignments
     from carnelian_training.foreign.sources import load_model
     from carnelian_training.language_models.weights import read_weights
 
     from carnelian_export.repository import write_model
     from carnelian_export.stages import Decoding
 
-    try:
-        given = split_assignments(options or ())
-    except OptionError as error:
-        raise typer.BadParameter(str(error)) from error
-    defaults = read_weights(lm_weights, language_model, neural_language_model) | given
+    defaults = read_weights(lm_weights, language_model, neural_language_model) | split_assignments(options or ())
     decoding = Decoding(
         language_model=language_model,
         options=defaults,
@@ -163,5 +159,7 @@ def main() -> None:
     try:
         app()
     except (ValueError, OSError, RuntimeError) as error:
+        from carnelian_training.ctc import OptionError  # of the decoder; loaded by then if it was raised
+
         typer.echo(f"carnelian-export: {str(error) or type(error).__name__}", err=True)
-        raise SystemExit(1) from error
+        raise SystemExit(2 if isinstance(error, OptionError) else 1) from error

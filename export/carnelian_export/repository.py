@@ -27,19 +27,22 @@ logger = logging.getLogger(__name__)
 # The files that are equal in two exports of the same release: a server may find one export in place of the other.
 RELEASE_FILES = {"features": ("dali.py", "features.json"), "ctc": ("ctc.json",)}
 EDIT = "an edit of config.pbtxt or another version of carnelian-export"
-FOR_GPUS = "--precision, --format, --execution-provider"
 OPTIONS = {
     "language_model": "--lm",
     "neural_language_model": "--neural-lm",
     CALIBRATION: "--calibration",
     "intra_op_thread_count": "--tuning",
-    "num_threads": f"{FOR_GPUS} or --tuning",
     "instance_group": "--tuning, --precision int8 or an edit of config.pbtxt",
-    **dict.fromkeys(("dynamic_batching", "model_warmup"), f"{FOR_GPUS}, --tuning, {EDIT}"),
+    "dynamic_batching": "--tuning or an edit of config.pbtxt",
     **dict.fromkeys(("optimization", "batch_input"), "--execution-provider or an edit of config.pbtxt"),
+    "model_warmup": f"--execution-provider, {EDIT}",
 }
 """The command-line options that set each parameter or field of a stage's configuration. The other parameters of `_ctc`
 are set by --option and --lm-weights."""
+OPTIONS_OF_FEATURES = dict.fromkeys(
+    ("num_threads", "dynamic_batching", "model_warmup"), f"--precision, --execution-provider, --tuning, {EDIT}"
+)
+"""Those of `_features`, which GPUs wait for."""
 SHOWN = 160  # the most characters of a value in a message; a warm-up has thousands
 
 
@@ -251,7 +254,8 @@ def _warn_of_changes(repository: Path, folders: Sequence[Path]) -> None:
             if was != now:
                 is_field = name in pb.ModelConfig.DESCRIPTOR.fields_by_name
                 is_option = new.name.endswith("_ctc") and not is_field
-                source = OPTIONS.get(name, "--option, --lm-weights" if is_option else EDIT)
+                options = OPTIONS | OPTIONS_OF_FEATURES if new.name.endswith("_features") else OPTIONS
+                source = options.get(name, "--option, --lm-weights" if is_option else EDIT)
                 was, now = _shorten(was, now)
                 changes.append(f"  {new.name}: {name} was {was}, is {now} (it comes from {source})")
     if changes:

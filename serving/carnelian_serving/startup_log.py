@@ -40,7 +40,7 @@ _USAGE = "Usage: tritonserver [options]"
 # `dali.py` as a serialised pipeline, and when the launcher ends it.
 _NOISE = re.compile(
     "Unable to allocate pinned system memory|CudaDriverHelper has not been initialized|Failed to initialize NVML"
-    "|no pinned memory pool|unable to create stream for .*: CUDA driver version is insufficient"
+    "|no pinned memory pool|unable to create stream for .*: (CUDA driver version is|no CUDA-capable)"
     "|DCGM unable to start|All log messages before absl::InitializeLog"
     '|Can\'t parse message of type "dali_proto.PipelineDef"'
     r"|Signal \(15\) received\."

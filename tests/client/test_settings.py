@@ -1,3 +1,4 @@
+import asyncio
 import pickle
 import subprocess
 from pathlib import Path
@@ -120,6 +121,14 @@ def test_tls_with_a_private_authority(certificates, start_tls_endpoint, wav):
     endpoint = start_tls_endpoint(wants_client_certificate=False)
     with CarnelianClient(endpoint.url, tls=TLS(ca_path=certificates / "ca.pem")) as client:
         assert client.transcribe(wav).text
+
+
+def test_tls_with_a_private_authority_in_asyncio(certificates, start_tls_endpoint, wav):
+    async def transcribe(url):
+        async with AsyncCarnelianClient(url, tls=TLS(ca_path=certificates / "ca.pem")) as client:
+            return await client.transcribe(wav)
+
+    assert asyncio.run(transcribe(start_tls_endpoint(wants_client_certificate=False).url)).text
 
 
 def test_tls_refuses_a_server_that_no_known_authority_signed(start_tls_endpoint, wav):

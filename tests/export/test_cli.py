@@ -39,6 +39,16 @@ def test_what_is_not_there_is_refused_by_name(checkpoint, tmp_path, call, option
     assert not (tmp_path / "r").exists()
 
 
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [("beam_width=abc", "beam_width must be a whole number"), ("nosuch=1", "an option must be one of")],
+)
+def test_a_wrong_option_of_the_decoder_is_wrong_use(checkpoint, tmp_path, call, option, words):
+    status, _, err = call(main, checkpoint, "--name", "tiny", "--repository", tmp_path / "r", "--option", option)
+    assert (status, words in err) == (2, True)
+    assert not list(tmp_path.glob("r/*"))
+
+
 NGRAMS = Path(__file__).parents[2] / "model_repository" / "quartznet_demo_ctc" / "1" / "english.klm"
 
 

@@ -71,6 +71,7 @@ def test_what_is_no_tuning_is_named(tmp_path, content, words):
         ("fp32", {}, "1_of_20s"),
         ("fp32", {"preferred_batch": 0}, f"{MAX_RUN_ROWS}_of_20s"),
         ("fp32", {"preferred_batch": 0, "threads": 6}, "6_of_20s"),
+        ("fp32", {"preferred_batch": 0, "threads": 32}, "16_of_20s"),
         ("fp32", {"threads": 6}, "1_of_20s"),
         ("fp16", {}, "8_of_20s"),
         ("fp16", {"threads": 0}, f"{MAX_RUN_ROWS}_of_20s"),

@@ -112,3 +112,11 @@ def test_no_confidence_exceeds_one_where_rounding_made_a_probability_do_so(decod
     clips = np.minimum(log_probs("ab c", certainty=0.999) + 0.005, 0.004)
     (hypothesis,) = Decoder(LABELS, 0.02).decode(clips, [Options(decoder=decoder)])
     assert {hypothesis.confidence, *(word.confidence for word in hypothesis.words)} == {1.0}
+
+
+@pytest.mark.parametrize("decoder", ["greedy", "beam"])
+def test_nor_does_the_confidence_that_nothing_was_said(decoder):
+    clips = np.full((1, 6, 6), -9.0, np.float32)
+    clips[..., BLANK] = 0.004
+    (hypothesis,) = Decoder(LABELS, 0.02).decode(clips, [Options(decoder=decoder)])
+    assert (hypothesis.text, hypothesis.confidence) == ("", 1.0)

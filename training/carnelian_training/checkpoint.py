@@ -252,8 +252,8 @@ def average(sources: Sequence[Path], target: Path) -> None:
             *sorted(model_differences(other, config)),
         ]
         ours, theirs = content["weights"], more["weights"]
-        if not differences and not torch.equal(*(part.get("_extra_state", torch.empty(0)) for part in (ours, theirs))):
-            differences = ["its tokens"]  # of a language model
+        if not differences and not torch.equal(_tokens(ours), _tokens(theirs)):
+            differences = ["its tokens"]
         if not differences:  # otherwise these already explain why tensors differ
             differences = sorted({name for name, _ in _shapes(ours) ^ _shapes(theirs)})
         if differences:
@@ -264,6 +264,11 @@ def average(sources: Sequence[Path], target: Path) -> None:
             tensor += theirs[name]
     means = {name: (tensor / len(sources)).float() for name, tensor in sums.items()}
     save(target, config, content["weights"] | means, results={"average_of": [path.name for path in sources]})
+
+
+def _tokens(weights: dict[str, Tensor]) -> Tensor:
+    """Return a language model's tokenizer, [bytes] uint8; nothing of a recogniser."""
+    return weights.get("_extra_state", torch.empty(0))
 
 
 def _shapes(weights: dict[str, Tensor]) -> set[tuple[str, tuple[int, ...]]]:

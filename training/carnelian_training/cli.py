@@ -89,8 +89,10 @@ def main() -> None:
     try:
         app()
     except (ValueError, OSError, RuntimeError) as error:
+        from carnelian_training.ctc import OptionError  # of the decoder; loaded by then if it was raised
+
         typer.echo(f"carnelian-train: {str(error) or type(error).__name__}", err=True)
-        raise SystemExit(1) from error
+        raise SystemExit(2 if isinstance(error, OptionError) else 1) from error
 
 
 if __name__ == "__main__":  # `torchrun -m carnelian_training.cli`

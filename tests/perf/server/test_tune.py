@@ -141,6 +141,16 @@ def test_every_knob_is_a_setting_of_the_demo_model(repository):
             assert list_candidates(shipped, {}, knob), knob
 
 
+def test_one_request_at_a_time_tries_onnx_runtimes_threads_alone():
+    assert [(knob.stage, *knob.values[0]) for knob in list_knobs("latency", cores=8)] == [("acoustic", "threads")]
+
+
+def test_two_instances_of_features_are_tried_with_what_a_gpus_export_has():
+    (knob,) = (knob for knob in list_knobs("throughput", cores=8) if knob.stage == "features")
+    shipped = {"features": {"instances": 1, "threads": 8, "preferred_batch": 0, "queue_delay_ms": 0}}
+    assert {"features": {"instances": 2}} in list_candidates(shipped, {}, knob)
+
+
 def test_page_and_tuning_are_made_of_the_raw_file(measurement, tmp_path, call):
     measurement.write(tmp_path / "raw.json")
     assert Measurement.read(tmp_path / "raw.json") == measurement

@@ -177,10 +177,7 @@ def _read_decoding(
     """Collect the decoder's options, and check that each given language model is used."""
     from carnelian_training import ctc
 
-    try:
-        decoding = ctc.split_assignments([*(options or ()), *([f"decoder={decoder}"] if decoder else ())])
-    except ctc.OptionError as error:
-        raise typer.BadParameter(str(error)) from error
+    decoding = ctc.split_assignments([*(options or ()), *([f"decoder={decoder}"] if decoder else ())])
     if language_model and decoding.get("decoder") != "ngram":
         raise typer.BadParameter("--lm must come with --decoder ngram, or `evaluate --table`: no other decoder asks it")
     if neural_language_model and decoding.get("rescore", "").lower() != "true":
