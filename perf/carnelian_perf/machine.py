@@ -11,8 +11,6 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from carnelian_serving.installation import NATIVE_ROOT, find_native
-
 PACKAGES = (
     "nvidia-pytriton",
     "onnxruntime",
@@ -77,8 +75,11 @@ def find_versions() -> dict[str, str]:
     for name in PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # not installed here
             versions[name] = importlib.metadata.version(name)
-    if find_native(shutil.which("tritonserver"), NATIVE_ROOT):  # with an ONNX Runtime and a DALI of its own
-        versions["tritonserver"] = f"native {os.environ.get('TRITON_SERVER_VERSION', '')}".strip()
+    with contextlib.suppress(ImportError):  # not installed here, so nothing is served
+        from carnelian_serving.installation import NATIVE_ROOT, find_native
+
+        if find_native(shutil.which("tritonserver"), NATIVE_ROOT):  # with an ONNX Runtime and a DALI of its own
+            versions["tritonserver"] = f"native {os.environ.get('TRITON_SERVER_VERSION', '')}".strip()
     return versions
 
 

@@ -177,7 +177,7 @@ def words(
 
     config, network = load_model(checkpoint)
     out = raw_file_path(out, f"{config.name}_words.json")
-    check_apart(calibration, out)
+    check_apart(calibration, out, out.with_suffix(".png"))
     weights = read_weights(lm_weights, language_model)
     measured = measure(config, network, manifest, language_model, weights)
     measured.write(out)

@@ -35,8 +35,8 @@ def render_page(measurement: Measurement, raw_name: str) -> str:
         rows.append([*cells, *([f"{beside.avg:.1f}" if beside else "-"] if published else [])])
     notes = [
         "Milliseconds of a batch. From p90 to CPU median: the network alone, by engine. Features (DALI, the served "
-        "graph) and greedy CTC: shared by all engines. All: features, network and CTC together; RTFx: seconds of audio "
-        "per second of that.",
+        "graph) and greedy CTC: shared by all engines. All: the medians of features, network and CTC, added; RTFx: "
+        "seconds of audio per second of that.",
         f"{plan.steps} counted step{'s' * (plan.steps != 1)} after {plan.warm_up} of warm-up; engines take "
         "turns, step by step.",
         "Floor: the network's convolutions and matrix products at the best rate of a 1x1 convolution on this machine, "

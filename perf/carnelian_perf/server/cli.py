@@ -82,11 +82,11 @@ def tune(
                 knobs=list_knobs(objective),
             )
             raw = raw_file_path(out, f"{name}_tune_{objective}.json")
-            check_apart(write, raw)
+            check_apart(write, raw, raw.with_suffix(".md"))
             write_each(measure(plan), raw)
     else:
         check_render(context, "--write")
-        check_apart(write, raw)
+        check_apart(write, raw, raw.with_suffix(".md"))
     tuning = show_page(raw, Measurement, render_page)
     if write is not None:
         from carnelian_export.tuning import StageTuning, write_tuning
@@ -124,6 +124,8 @@ def overhead(
         durations_s = durations_of(durations)
         if clips % batch:
             raise typer.BadParameter(f"--clips must be a multiple of --batch, {batch}, but is {clips}")
+        if clips < clients:
+            raise typer.BadParameter(f"--clips must be one for each of --clients, {clients}, at least, but is {clips}")
         with served_repository(repository, model, random_weights, manifest) as (served, name):
             plan = Plan(
                 repository=served,

@@ -127,7 +127,7 @@ def measure(plan: Plan) -> Iterator[Measurement]:
         for knob in plan.knobs:
             candidates = list_candidates(shipped, best, knob)
             if tried := [one for one in candidates if one.get("acoustic", {}).get("preferred_batch", 0) <= largest]:
-                search.take_turns(knob.name, [best, *tried], plan.rounds)
+                search.take_turns(knob.name, best, tried, plan.rounds)
                 best = search.choose(knob.name, best, tried)
                 servers.keep([{}, best])
                 yield found
@@ -138,7 +138,7 @@ def measure(plan: Plan) -> Iterator[Measurement]:
                 f"{knobs}"
             )
         if best:
-            search.take_turns(CONFIRMATION, [best], 2 * plan.rounds)
+            search.take_turns(CONFIRMATION, {}, [best], 2 * plan.rounds)
             search.choose(CONFIRMATION, {}, [best])
             yield found
 
@@ -225,9 +225,13 @@ class _Search:
         self._found = found
         self._texts: dict[int, set[str]] = {}
 
-    def take_turns(self, step: str, tunings: Sequence[Settings], rounds: int) -> None:
-        """Run these tunings and the shipped settings, once in each round and in another order in each."""
-        cells = [settings for settings in tunings if settings]
+    def take_turns(self, step: str, current: Settings, candidates: Sequence[Settings], rounds: int) -> None:
+        """Run candidates, the current tuning and the shipped settings, once in each round, in another order in each.
+
+        Raises:
+            LoadError: The current tuning or the shipped settings fail, so that there is nothing to compare with.
+        """
+        cells = [settings for settings in (current, *candidates) if settings]
         cells.append({})
         self._found.tunings.update({name_settings(settings): settings for settings in cells})
         for settings in cells:  # all of them are up before the first turn
@@ -239,6 +243,8 @@ class _Search:
                 for clip, text in texts:
                     self._texts.setdefault(clip, set()).add(text)
                 LOGGER.info("%s, round %d: %s: %s", step, round_number, run.tuning, _say(run))
+                if run.error and settings in ({}, current):
+                    raise LoadError(f"{run.tuning}, which others are compared with, must answer, but: {run.error}")
         self._found.mismatches[:] = sorted(clip for clip, texts in self._texts.items() if len(texts) > 1)
 
     def choose(self, step: str, current: Settings, candidates: Sequence[Settings]) -> Settings:

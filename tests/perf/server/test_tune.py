@@ -122,6 +122,26 @@ def test_of_several_gains_the_largest_is_kept_and_without_one_nothing(measuremen
     assert measurement.kept["ctc instances"] == name_settings(TWO)
 
 
+@pytest.mark.parametrize("dead", [SHIPPED, name_settings(TWO)])
+def test_what_others_are_compared_with_must_answer(measurement, monkeypatch, dead):
+    """Without its yardstick, a candidate was 48 thousand million times as good."""
+    three = {"ctc": {"instances": 3}}
+
+    def measure_once(plan, server, step, settings, round_number):
+        name = name_settings(settings)
+        return make_run(name, round_number, 0.1, step, "is not healthy" if name in failing else None), []
+
+    monkeypatch.setattr(tune, "_measure_once", measure_once)
+    monkeypatch.setattr(_Servers, "find", lambda servers, settings: None)
+    with _Servers(make_plan(MANIFEST.parent, num_requests=4)) as servers:
+        search = _Search(servers._plan, servers, measurement)
+        failing = {name_settings(three)}
+        search.take_turns("ctc instances", TWO, [three], 1)
+        failing = {dead}
+        with pytest.raises(LoadError, match=rf"^{dead}, which others are compared with, must answer, but: is not heal"):
+            search.take_turns("ctc instances", TWO, [three], 1)
+
+
 def test_candidates_are_what_differs_from_the_best_so_far():
     knob = Knob(
         "shares", "acoustic", ({"instances": 1, "threads": 0}, {"instances": 1, "threads": 1}, {"instances": 2})
