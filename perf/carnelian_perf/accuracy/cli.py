@@ -95,7 +95,6 @@ def decoding(
     out = raw_file_path(out, f"{config.name}_decoding.json")
     weights = read_weights(lm_weights, language_model)
     measured = measure(config, network, manifest, language_model, weights, tried, url)
-    measured.write(out)
     for row in measured.decoders:
         print(
             f"{row.decoder:<12} WER {row.wer:7.2%}  CER {row.cer:7.2%}  {row.clips_per_s:8.1f} clips/s per core, "
@@ -112,6 +111,7 @@ def decoding(
             f"hot words, {hot.decoder}, boost {hot.boost:g}: F1 {hot.f1:.3f} "
             f"(precision {hot.precision:.2f}, recall {hot.recall:.2f}), WER of the other words {hot.wer_of_others:.2%}"
         )
+    measured.write(out)
     print(f"wrote {out}")
 
 
@@ -141,7 +141,6 @@ def held_out(
     config, network = load_model(checkpoint)
     out = raw_file_path(out, f"{config.name}_held_out.json")
     measured = measure(config, network, manifest, language_model, neural_language_model, groups)
-    measured.write(out)
     for options in measured.options:
         print(", ".join(f"{name} {value:g}" for name, value in options.items()))
     for name, wer in measured.summary.wer.items():
@@ -149,6 +148,7 @@ def held_out(
     for gain in measured.summary.gains:
         points, low, high = (f"{100 * share:+.2f}" for share in (gain.difference, gain.low, gain.high))
         print(f"{gain.before} to {gain.after}: {points} points, 95 % interval {low} to {high}")
+    measured.write(out)
     print(f"wrote {out}")
 
 
@@ -180,17 +180,17 @@ def words(
     check_apart(calibration, out, out.with_suffix(".png"))
     weights = read_weights(lm_weights, language_model)
     measured = measure(config, network, manifest, language_model, weights)
-    measured.write(out)
-    draw(measured.decoders, out.with_suffix(".png"))
-    if calibration is not None:
-        measured.calibration.check()
-        write_whole(calibration, measured.calibration.to_json())
     for row in measured.decoders:
         print(
             f"{row.decoder:<8} {'calibrated' if row.calibrated else 'as it is':<10}  start within "
             f"{row.start_error_ms:.0f} ms, end within {row.end_error_ms:.0f} ms (medians, {row.timed_words} words), "
             f"confidence off by {row.calibration_error:.3f} (ECE, {row.words} words)"
         )
+    measured.write(out)
+    draw(measured.decoders, out.with_suffix(".png"))
+    if calibration is not None:
+        measured.calibration.check()
+        write_whole(calibration, measured.calibration.to_json())
     print(f"wrote {out}")
 
 
@@ -213,10 +213,11 @@ def int8(
     config, network = load_model(checkpoint)
     out = raw_file_path(out, f"{config.name}_int8.json")
     measured = measure(config, network, clips, manifest)
-    measured.write(out)
     found = measured.summary
     print(f"WER {found.wer_fp32:.2%} in float32, {found.wer_int8:.2%} in int8")
     interval = f"{100 * found.difference_low:.2f} to {100 * found.difference_high:.2f}"
     print(f"difference {100 * found.difference:.2f} points, 95 % interval {interval}")
     print(f"best label the same in {found.same_best:.1%} of frames, its log-probability within")
-    print(f"{found.best_distance:.3f} in the mean; {found.times_as_fast:.2f} times as fast in CPU time\nwrote {out}")
+    print(f"{found.best_distance:.3f} in the mean; {found.times_as_fast:.2f} times as fast in CPU time")
+    measured.write(out)
+    print(f"wrote {out}")

@@ -47,11 +47,12 @@ def loading(
     settings = load_config(config, tuple(overrides or ()))
     out = raw_file_path(out, f"{settings.name}_loading.json")
     measured = measure(settings, batches, steps)
-    measured.write(out)
     read, trained = (part.audio_s_per_cpu_s for part in (measured.loading, measured.training))
     step = f"training in {measured.precision}"
     print(f"loading {read:.1f}, {step} {trained:.2f} seconds of audio per second of a core")
-    print(f"loading is {read / trained:.0f} times as fast\nwrote {out}")
+    print(f"loading is {read / trained:.0f} times as fast")
+    measured.write(out)
+    print(f"wrote {out}")
 
 
 @app.command()

@@ -60,6 +60,16 @@ def test_the_raw_file_is_named_after_the_model(origin, tmp_path, call, monkeypat
     assert Path("perf/results/quartznet_demo_int8.json").is_file()
 
 
+def test_what_was_measured_is_printed_even_if_the_raw_file_finds_no_room(origin, tmp_path, call, monkeypatch, room):
+    pairs = [pair(10, 2, 2)]
+    monkeypatch.setattr(int8, "measure", lambda *_: Measurement(**origin, summary=summarise(pairs), pairs=pairs))
+    manifests = ("--int8-clips", CLIPS, "--manifest", CLIPS)
+    with room(50):
+        status, printed, err = call(main, "int8", DEMO, *manifests, "--out", tmp_path / "raw.json")
+    assert (status, "raw.json could not be written" in err) == (1, True)
+    assert "WER 20.00% in float32, 20.00% in int8" in printed
+
+
 def test_both_forms_are_measured_on_the_same_clips(tmp_path, call):
     lines = CLIPS.read_text().replace('"audio_filepath": "', f'"audio_filepath": "{CLIPS.parent}/').splitlines(True)
     (tmp_path / "others.jsonl").write_text("".join(lines[:-2]))
