@@ -57,7 +57,7 @@ class TritonPythonModel:
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """Answer each request by itself: with an error if its options are wrong or all its rows fail."""
-        # Of a request whose shapes begin with 0, Triton passes on what it holds, without the dimension of rows.
+        # Triton takes shapes that begin with 0 for those of one row, and passes them on without this dimension.
         scores = [pb_utils.get_input_tensor_by_name(r, "LOG_PROBS").as_numpy() for r in requests]
         scores = [rows if rows.ndim == 3 else rows[np.newaxis] for rows in scores]
         lengths = [pb_utils.get_input_tensor_by_name(r, "LOG_PROB_LENGTH").as_numpy().reshape(-1) for r in requests]
