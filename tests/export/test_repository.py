@@ -244,4 +244,5 @@ def test_edits_that_an_export_undoes_are_named(tmp_path, config, network, caplog
         f"  tiny_features: max_pending_requests was not there, is 128 {by_hand}",
     ]
     assert warm_up.startswith("  tiny_features: model_warmup was not there, is [name: ")
-    assert warm_up.endswith(by_hand.replace("an edit", "--precision, --execution-provider, --tuning, an edit"))
+    by_option = by_hand.replace("an edit", "--precision, --execution-provider, --tuning, an edit")
+    assert warm_up.endswith(f" ... {by_option}")
