@@ -24,6 +24,8 @@ MOST_WAITING = 10_000
 READER_END_S = 5.0
 """How long to wait at the end for lines to be handed on: long enough, unless the receiver takes no more."""
 _CRASH = re.compile(r"^Signal \((4|6|7|8|11)\) received\.")
+_START_FAILED = "error: creating server: "
+"""What tritonserver writes, last of all and into no `--log-file`, before it ends with status 1."""
 
 
 class ServerLog:
@@ -44,8 +46,8 @@ class ServerLog:
         self._num_left_out = 0
         self._telling = threading.Lock()
         self._writer = threading.Thread(target=self._hand_on, daemon=True)
-        self.crash_signal: int | None = None
-        """The number of the signal by which tritonserver says that it crashed."""
+        self.end_status: int | None = None
+        """The exit status that the log tells of, as `subprocess` gives it: a crash, or a start that failed."""
         self.has_failed = False
         """Whether the log names a model that could not be loaded."""
 
@@ -105,7 +107,9 @@ class ServerLog:
                 line = rewrite(line.rstrip("\n"))
                 self._lines.append(line)
                 if crash := _CRASH.match(line):
-                    self.crash_signal = int(crash[1])
+                    self.end_status = -int(crash[1])
+                elif line.startswith(_START_FAILED):
+                    self.end_status = 1
                 self.has_failed = self.has_failed or tells_of_failure(line)
                 if self._with_noise or not is_noise(line):
                     self.tell(line)

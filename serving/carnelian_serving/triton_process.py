@@ -29,8 +29,9 @@ STOPPED_CHECKS = 30
 instance answers every request with "Stub process ... is not healthy", although the server calls itself ready."""
 KILLED_WITHIN_S = 30.0
 """How long to wait for the end of killed processes: the kernel may hold one, for example during input and output."""
-CRASH_END_S = 5.0
-"""How long tritonserver may take to write its stack and end after it crashed; with damaged memory it may never end."""
+TOLD_END_S = 5.0
+"""How long tritonserver may take to end after its log told of it. With damaged memory, after a crash, it may never end;
+nor may it after a start that failed, because its threads are still there while its memory is cleaned up."""
 STUB_END_S = 1.0
 """How long to wait for killed processes to be gone; those that nobody collects never are."""
 
@@ -114,14 +115,15 @@ class TritonProcess:
     def poll(self) -> int | None:
         """Return the exit status, as `subprocess` gives it, or None while the process runs.
 
-        A process that has crashed, but hangs in its handler of the signal, is killed; its status is that signal's.
+        A process whose log says that it crashed, or that it could not start, but that hangs instead of ending, is
+        killed; its status is the one that it would have had.
         """
         self.regions.close_to_others()  # also those of models that are loaded later, if the options allow it
         process = self._started()
-        if self.log.crash_signal is not None and not has_ended(process, CRASH_END_S):
+        if self.log.end_status is not None and not has_ended(process, TOLD_END_S):
             process.kill()
             if has_ended(process, KILLED_WITHIN_S):
-                process.returncode = -self.log.crash_signal
+                process.returncode = self.log.end_status
         return process.poll()
 
     def wait(self) -> int:

@@ -218,6 +218,14 @@ def test_a_server_that_hangs_once_a_model_has_failed_is_ended(start_script, monk
     assert why == f"every model must load, but one cannot, and tritonserver hangs:\n  {OUT_OF_THREADS}"
 
 
+def test_a_server_that_hangs_as_it_gives_up_is_ended(start_script, monkeypatch):
+    """Where a log file takes the rest of the log, this line is all that is seen."""
+    monkeypatch.setattr("carnelian_serving.triton_process.TOLD_END_S", 0.1)
+    failed = "error: creating server: Internal - failed to load all models"
+    why = start_script(f"echo '{failed}'\nexec sleep 60")
+    assert why == f"tritonserver ended with status 1 before it was ready:\n  {failed}"
+
+
 @pytest.mark.parametrize(
     ("option", "words"), [("--log-format=ISO8601", "model 'typo' could not be"), ("--log-file={}", "its log is in {}")]
 )

@@ -239,7 +239,7 @@ def crash_that_hangs(tmp_path, monkeypatch) -> Path:
         return replace(found, binary=script)
 
     monkeypatch.setattr("carnelian_serving.launcher.find_installation", wrap)
-    monkeypatch.setattr("carnelian_serving.triton_process.CRASH_END_S", 0.1)
+    monkeypatch.setattr("carnelian_serving.triton_process.TOLD_END_S", 0.1)
     return crash
 
 
