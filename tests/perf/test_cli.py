@@ -87,6 +87,7 @@ def at_the_root_of_a_wide_terminal(monkeypatch):
         (["overhead", "--durations", "0"], "--durations"),
         (["overhead", "--clips", "4"], "--clips must be a multiple of --batch, 8, but is 4"),
         (["overhead", "--clips", "8"], "--clips must be one for each of --clients, 16, at least, but is 8"),
+        (["overhead", "--batch", "64", "--clips", "64"], "--batch must be at most 32, what the model takes, but is 64"),
         (["overhead", "--random-weights", "nowhere.yaml"], "nowhere.yaml"),
         (["first-request", "--requests", "3"], "--requests"),
         (["first-request", "--format", "mp3"], "mp3"),

@@ -119,6 +119,7 @@ def overhead(
 
     if raw is None:
         from carnelian_perf.raw_file import Speech
+        from carnelian_perf.repository import read_config
         from carnelian_perf.server.overhead import Plan, measure
 
         durations_s = durations_of(durations)
@@ -127,6 +128,8 @@ def overhead(
         if clips < clients:
             raise typer.BadParameter(f"--clips must be one for each of --clients, {clients}, at least, but is {clips}")
         with served_repository(repository, model, random_weights, manifest) as (served, name):
+            if batch > (most := read_config(served / f"{name}_pcm").max_batch_size):
+                raise typer.BadParameter(f"--batch must be at most {most}, what the model takes, but is {batch}")
             plan = Plan(
                 repository=served,
                 model=name,
