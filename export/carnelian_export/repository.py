@@ -7,7 +7,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 
 from carnelian_training.config import Config
@@ -32,17 +32,23 @@ OPTIONS = {
     "neural_language_model": "--neural-lm",
     CALIBRATION: "--calibration",
     "intra_op_thread_count": "--tuning",
-    "instance_group": "--tuning, --precision int8 or an edit of config.pbtxt",
-    "dynamic_batching": "--tuning or an edit of config.pbtxt",
-    **dict.fromkeys(("optimization", "batch_input"), "--execution-provider or an edit of config.pbtxt"),
-    "model_warmup": f"--execution-provider, {EDIT}",
+    "num_threads": f"--tuning, {EDIT}",
+    **dict.fromkeys(("instance_group", "dynamic_batching"), "--tuning or an edit of config.pbtxt"),
 }
 """The command-line options that set each parameter or field of a stage's configuration. The other parameters of `_ctc`
 are set by --option and --lm-weights."""
-OPTIONS_OF_FEATURES = dict.fromkeys(
-    ("num_threads", "dynamic_batching", "model_warmup"), f"--precision, --execution-provider, --tuning, {EDIT}"
-)
-"""Those of `_features`, which GPUs wait for."""
+OPTIONS_OF_STAGES = {
+    "acoustic": {
+        "instance_group": "--tuning, --precision int8 or an edit of config.pbtxt",
+        **dict.fromkeys(("optimization", "batch_input"), "--execution-provider or an edit of config.pbtxt"),
+        "model_warmup": f"--execution-provider, {EDIT}",
+    },
+    # GPUs wait for it.
+    "features": dict.fromkeys(
+        ("num_threads", "dynamic_batching", "model_warmup"), f"--precision, --execution-provider, --tuning, {EDIT}"
+    ),
+}
+"""Those of one stage."""
 SHOWN = 160  # the most characters of a value in a message; a warm-up has thousands
 
 
@@ -86,13 +92,12 @@ def write_model(
     _check_name(name)
     _check_repository(repository)
     target = target or Target()
-    repository.mkdir(parents=True, exist_ok=True)
     stages = {f"{name}{suffix}" for suffix in SUFFIXES} | ({AUDIO_DECODE} if "decode" in target.tuning else set())
     parent = repository.resolve().parent
-    beside = _can_hold(parent, repository)
     # Another export could replace the model whose folder holds the temporary one, and delete both: they take turns.
     with (
-        nullcontext() if beside else _held(repository),
+        _made(repository),
+        nullcontext() if (beside := _can_hold(parent, repository)) else _held(repository),
         _scratch(parent if beside else _place_inside(repository.resolve(), stages)) as staged,
     ):
         with written(repository / name, ", and is as it was before"):
@@ -115,6 +120,19 @@ def write_model(
             with written(repository / name, ", and is as it was before"):
                 _put_in_place(repository, folders, staged / "replaced")
     return difference
+
+
+@contextmanager
+def _made(folder: Path) -> Iterator[None]:
+    """Make a folder, with those around it, and delete them again if nothing came to be in them."""
+    made = [place for place in (folder, *folder.parents) if not place.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            for place in made:
+                place.rmdir()
 
 
 @contextmanager
@@ -254,7 +272,7 @@ def _warn_of_changes(repository: Path, folders: Sequence[Path]) -> None:
             if was != now:
                 is_field = name in pb.ModelConfig.DESCRIPTOR.fields_by_name
                 is_option = new.name.endswith("_ctc") and not is_field
-                options = OPTIONS | OPTIONS_OF_FEATURES if new.name.endswith("_features") else OPTIONS
+                options = OPTIONS | OPTIONS_OF_STAGES.get(new.name.rpartition("_")[2], {})
                 source = options.get(name, "--option, --lm-weights" if is_option else EDIT)
                 was, now = _shorten(was, now)
                 changes.append(f"  {new.name}: {name} was {was}, is {now} (it comes from {source})")

@@ -33,7 +33,7 @@ def test_language_models_have_names_of_their_own(tmp_path, config, network, writ
         decoding = Decoding(language_model=tmp_path / name, neural_language_model=neural)
         with pytest.raises(RepositoryError, match=f"there is a {name} already: rename"):
             write_model(tmp_path / "r", "tiny", config, network, decoding)
-    assert not list((tmp_path / "r").iterdir())
+    assert not (tmp_path / "r").exists()
 
 
 def test_language_models_have_names_that_a_server_can_open(tmp_path, config, network):
@@ -63,7 +63,7 @@ def test_what_an_export_to_the_same_name_drops_is_named_with_what_gives_it(tmp_p
         "  tiny_ctc: decoder was ngram, is greedy (it comes from --option, --lm-weights)",
         "  tiny_ctc: language_model was lm.arpa, is not there (it comes from --lm)",
         "  tiny_features: instance_group was [count: 3 kind: KIND_CPU ], is [count: 1 kind: KIND_CPU ] "
-        "(it comes from --tuning, --precision int8 or an edit of config.pbtxt)",
+        "(it comes from --tuning or an edit of config.pbtxt)",
     ]
 
 
@@ -107,4 +107,4 @@ def test_a_decoding_that_does_not_fit_is_refused_before_anything_is_written(
         write_model(
             tmp_path / "r", "tiny", config, network, Decoding(language_model=tmp_path / "lm.arpa", options=options)
         )
-    assert list((tmp_path / "r").iterdir()) == []
+    assert not (tmp_path / "r").exists()

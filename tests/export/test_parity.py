@@ -54,7 +54,7 @@ def test_a_model_that_fails_parity_is_not_written(tmp_path, config, network, mon
     monkeypatch.setitem(parity.TOLERANCES, "fp32", parity.Tolerance(0.0, 0.0))
     with pytest.raises(ParityError):
         write_model(tmp_path / "r", "tiny", config, network)
-    assert list((tmp_path / "r").iterdir()) == []
+    assert not (tmp_path / "r").exists()
 
 
 def test_a_wrong_weight_is_refused_in_float16_too(tmp_path, network):

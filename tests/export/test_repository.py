@@ -210,6 +210,22 @@ def test_settings_follow_the_configuration(tmp_path, config, network):
     assert list(read_config(tmp_path / "tiny_acoustic" / "config.pbtxt").output[0].dims) == [-1, 29]
 
 
+def test_tunings_that_an_export_changes_are_named(tmp_path, config, network, caplog):
+    for threads in (1, 2):
+        tuned = {stage: StageTuning(instances=threads, threads=threads) for stage in ("decode", "features")}
+        write_model(tmp_path / "r", "tiny", config, network, target=Target(tuning=tuned))
+    (warning,) = caplog.messages
+    group = "instance_group was [count: 1 kind: KIND_CPU ], is [count: 2 kind: KIND_CPU ]"
+    by_hand = "an edit of config.pbtxt or another version of carnelian-export)"
+    assert warning.splitlines()[1:] == [
+        f"  audio_decode: {group} (it comes from --tuning or an edit of config.pbtxt)",
+        f"  audio_decode: num_threads was 1, is 2 (it comes from --tuning, {by_hand}",
+        f"  tiny_features: {group} (it comes from --tuning or an edit of config.pbtxt)",
+        "  tiny_features: num_threads was 1, is 2 "
+        f"(it comes from --precision, --execution-provider, --tuning, {by_hand}",
+    ]
+
+
 def test_edits_that_an_export_undoes_are_named(tmp_path, config, network, caplog):
     write_model(tmp_path / "r", "tiny", config, network)
     paths = [tmp_path / "r" / f"tiny_{stage}" / "config.pbtxt" for stage in ("acoustic", "ctc", "features")]
