@@ -111,6 +111,13 @@ def test_another_file_is_not_taken_for_weights(tmp_path, content):
         read_weights(tmp_path / "other.json", NGRAMS)
 
 
+def test_an_option_that_is_wrong_is_named_with_its_file(tmp_path):
+    path = tmp_path / "weights.json"
+    path.write_text('{"options": {"lm_weight": 99}}')
+    with pytest.raises(ValueError, match=r"weights\.json must .* but is none: lm_weight must be a number from 0 to 10"):
+        read_weights(path, NGRAMS)
+
+
 def test_weights_that_are_not_there_are_named(tmp_path):
     with pytest.raises(ValueError, match="weigh`, but it cannot be read: No such file"):
         read_weights(tmp_path / "nowhere.json", NGRAMS)

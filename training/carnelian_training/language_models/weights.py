@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from carnelian_training import ctc
+from carnelian_training.ctc.options import change_options
 from carnelian_training.evaluation.comparison import decode, ways_to_decode
 from carnelian_training.evaluation.error_rates import count_errors, single_spaced
 from carnelian_training.evaluation.evaluate import LogProbs
@@ -118,7 +119,7 @@ def read_weights(path: Path | None, *language_models: Path | None) -> dict[str, 
             the weights were chosen, a warning is logged.
 
     Raises:
-        ValueError: The file is not of `weigh`, or no language model is given.
+        ValueError: The file is not of `weigh`, an option in it is wrong, or no language model is given.
     """
     if path is None:
         return {}
@@ -126,6 +127,7 @@ def read_weights(path: Path | None, *language_models: Path | None) -> dict[str, 
     try:
         report = json.loads(path.read_text(encoding="utf-8-sig"))
         options, weighed = dict(report["options"]), list(report.get("language_models", []))
+        change_options(options, ctc.Options(), ctc.DECODERS, can_rescore=True)
     except OSError as error:
         raise ValueError(f"{wanted}, but it cannot be read: {error.strerror}") from error
     except (KeyError, TypeError, RecursionError) as error:
