@@ -9,12 +9,11 @@ import collections
 import contextlib
 import logging
 import queue
-import re
 import threading
 from collections.abc import Callable
 from typing import IO
 
-from carnelian_serving.startup_log import is_noise, tells_of_failure
+from carnelian_serving.startup_log import is_noise, tells_of_end, tells_of_failure
 
 logger = logging.getLogger(__name__)
 
@@ -23,9 +22,6 @@ MOST_WAITING = 10_000
 """The largest number of lines that wait to be handed on; further ones are left out until half of these are taken."""
 READER_END_S = 5.0
 """How long to wait at the end for lines to be handed on: long enough, unless the receiver takes no more."""
-_CRASH = re.compile(r"^Signal \((4|6|7|8|11)\) received\.")
-_START_FAILED = "error: creating server: "
-"""What tritonserver writes, last of all and into no `--log-file`, before it ends with status 1."""
 
 
 class ServerLog:
@@ -106,10 +102,8 @@ class ServerLog:
             for line in stream:
                 line = rewrite(line.rstrip("\n"))
                 self._lines.append(line)
-                if crash := _CRASH.match(line):
-                    self.end_status = -int(crash[1])
-                elif line.startswith(_START_FAILED):
-                    self.end_status = 1
+                if (status := tells_of_end(line)) is not None:
+                    self.end_status = status
                 self.has_failed = self.has_failed or tells_of_failure(line)
                 if self._with_noise or not is_noise(line):
                     self.tell(line)

@@ -31,6 +31,10 @@ _SHORTAGES = {
     ),
 }
 _START_FAILED = re.compile(r"^error: ")
+_GAVE_UP = re.compile(r"^error: creating server: ")
+"""Matches what tritonserver writes last of all, into no `--log-file`, before it ends with status 1."""
+_SIGNAL = re.compile(r"^Signal \((4|6|7|8|11)\) received\.")
+"""Matches what tritonserver writes when it crashes."""
 _STATUS_WORD = re.compile(r"^(Internal|Invalid argument|Unavailable|Not found|Unknown|Unsupported)(: | - )")
 
 _USAGE = "Usage: tritonserver [options]"
@@ -40,7 +44,7 @@ _USAGE = "Usage: tritonserver [options]"
 # `dali.py` as a serialised pipeline, and when the launcher ends it.
 _NOISE = re.compile(
     "Unable to allocate pinned system memory|CudaDriverHelper has not been initialized|Failed to initialize NVML"
-    "|no pinned memory pool|unable to create stream for .*: (CUDA driver version is|no CUDA-capable)"
+    "|no pinned memory pool|unable to create stream for .*: (CUDA driver version is insufficient|no CUDA-capable)"
     "|DCGM unable to start|All log messages before absl::InitializeLog"
     '|Can\'t parse message of type "dali_proto.PipelineDef"'
     r"|Signal \(15\) received\."
@@ -55,6 +59,13 @@ def is_noise(line: str) -> bool:
 def tells_of_failure(line: str) -> bool:
     """Return whether a line says that a model, or an instance of one, could not be loaded."""
     return _FAILED.search(line) is not None
+
+
+def tells_of_end(line: str) -> int | None:
+    """Return the exit status of the end that a line tells of, as `subprocess` gives it: a crash, or a failed start."""
+    if crash := _SIGNAL.match(line):
+        return -int(crash[1])
+    return 1 if _GAVE_UP.match(line) else None
 
 
 def find_reasons(lines: Iterable[str]) -> list[str]:

@@ -114,6 +114,8 @@ def test_lines_that_every_start_has_are_told_from_errors_of_requests():
     """The reason for which the native DALI backend failed batches was left out with them."""
     no_driver = "CUDA driver version is insufficient for CUDA runtime version"
     assert is_noise(f'E1128 ensemble_scheduler.cc:1468] "unable to create stream for quartznet_demo: {no_driver}"')
+    no_device = "no CUDA-capable device is detected"
+    assert is_noise(f'E1128 ensemble_scheduler.cc:1468] "unable to create stream for quartznet_demo: {no_device}"')
     assert not is_noise('E1128 ensemble_scheduler.cc:1468] "unable to create stream for quartznet_demo: out of memory"')
     assert is_noise('E0000 message_lite.cc:200] Can\'t parse message of type "dali_proto.PipelineDef" because it is')
     assert not is_noise(f'E1128 dali_model_instance.cc:24] "CUDA runtime API error (35):\\n{no_driver}"')
