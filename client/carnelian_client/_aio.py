@@ -59,7 +59,7 @@ class AsyncCarnelianClient:
         headers: Mapping[str, str] | None = None,
         api_key: str | None = None,
     ) -> None:
-        # Here, because it takes a third of a second, too long for an event loop.
+        # Not in the first call, whose deadline it would use: importing gRPC takes a third of a second.
         from ._transport import read_credentials
 
         self._settings = Settings(

@@ -75,11 +75,12 @@ def find_versions() -> dict[str, str]:
     for name in PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # not installed here
             versions[name] = importlib.metadata.version(name)
-    with contextlib.suppress(ImportError):  # not installed here, so nothing is served
+    try:
         from carnelian_serving.installation import NATIVE_ROOT, find_native
-
-        if find_native(shutil.which("tritonserver"), NATIVE_ROOT):  # with an ONNX Runtime and a DALI of its own
-            versions["tritonserver"] = f"native {os.environ.get('TRITON_SERVER_VERSION', '')}".strip()
+    except ImportError:  # not installed here, so nothing is served
+        return versions
+    if find_native(shutil.which("tritonserver"), NATIVE_ROOT):  # with an ONNX Runtime and a DALI of its own
+        versions["tritonserver"] = f"native {os.environ.get('TRITON_SERVER_VERSION', '')}".strip()
     return versions
 
 

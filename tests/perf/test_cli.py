@@ -78,7 +78,12 @@ def at_the_root_of_a_wide_terminal(monkeypatch):
             ["words", DEMO, DEMO_CLIPS, "--lm", DEMO, "--out", "a.json", "--calibration", "a.json"],
             "must be another file",
         ),
+        (
+            ["words", DEMO, DEMO_CLIPS, "--lm", DEMO, "--out", "a.json", "--calibration", "a.png"],
+            "must be another file",
+        ),
         (["tune", "--render", "README.md", "--write", "README.md"], "must be another file"),
+        (["tune", "--render", DEMO_CLIPS, "--write", "demo/clips/manifest.md"], "must be another file"),
         (["training", QUARTZNET, "--precisions", "fp32,fp8"], "fp8"),
         (["hourglass", "training/configs/wav2vec2_base.yaml", "--factors", "1,2"], "--factors must be above 1"),
         (["tune", "--objective", "beauty"], "beauty"),

@@ -106,7 +106,9 @@ def overhead(
     manifest: SpeechManifest = DEMO_MANIFEST,
     durations: Durations = "2,16.7",
     file_format: FileFormat = "flac",
-    clips: Annotated[int, typer.Option(help="Clips in each turn, a multiple of --batch.", min=1)] = 32,
+    clips: Annotated[
+        int, typer.Option(help="Clips in each turn, a multiple of --batch, at least --clients.", min=1)
+    ] = 32,
     rounds: Annotated[int, typer.Option(help="Turns of each way.", min=1)] = 5,
     clients: Annotated[int, typer.Option(help="Clients that send single clips at the same time.", min=1, max=64)] = 16,
     batch: Annotated[int, typer.Option(help="Size of the ready-made batches that they are compared with.", min=1)] = 8,

@@ -103,6 +103,7 @@ def measure(plan: Plan) -> Iterator[Measurement]:
 
     Raises:
         ServerError: A tuning could not be served.
+        LoadError: The best tuning so far or the shipped settings fail, so that there is nothing to compare with.
         ValueError: No knob has another value than the shipped one.
     """
     shipped = read_settings(plan.repository, plan.model)
