@@ -103,8 +103,7 @@ def test_a_special_token_without_content_is_no_label(hf_folder, set_keys):
     assert sources.read(hf_folder)[0].labels == LABELS
 
 
-def test_a_character_that_is_a_special_token_is_told(hf_folder, caplog, set_keys):
-    caplog.set_level("INFO")
+def test_a_character_that_is_a_special_token_is_warned_of(hf_folder, caplog, set_keys):
     set_keys(hf_folder / "tokenizer_config.json", additional_special_tokens=["Z"])
     assert sources.read(hf_folder)[0].labels == LABELS[:-1]
     assert "vocab.json: special tokens that are left out: <s> </s> <unk> Z" in caplog.text

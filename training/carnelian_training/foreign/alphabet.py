@@ -59,5 +59,7 @@ def fold(
     if twice:
         raise CheckpointError(f"{where} must have each label once, but folds two tokens into {twice}")
     if left_out:
-        logger.info("%s: special tokens that are left out: %s", where, " ".join(left_out))
+        # A single character may be one of the language's: texts lack it then.
+        level = logging.WARNING if any(len(token) == 1 for token in left_out) else logging.INFO
+        logger.log(level, "%s: special tokens that are left out: %s", where, " ".join(left_out))
     return Alphabet(tuple(labels), [row for _, row in kept] + [blank])
