@@ -70,6 +70,7 @@ READ = {
     "wav of a telephone": (3, file_of("WAV", "ULAW", rate_hz=8000)),
     "wav, big-endian": (3, file_of("WAV", "PCM_16", endian="BIG")),
     "wav that was never closed": (3, edited(WAV, {4: bytes(4), 40: bytes(4)})),
+    "wav that was never closed, in a RIFF of any length": (3, edited(WAV, {4: b"\xff" * 4, 40: bytes(4)})),
     "wav from a pipe": (3, edited(WAV, {4: b"\xff" * 4, 40: b"\xff" * 4})),
     "wav behind a tag": (3, TAG + WAV),
     "wav behind two tags": (3, TAG + TAG + WAV),

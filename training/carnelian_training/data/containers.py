@@ -45,7 +45,7 @@ def closed(data: bytes) -> bytes:
     for name, start, size in _chunks(data):
         if name == b"data":
             end = 8 + int.from_bytes(data[4:8], "little")
-            if size or end > start:  # closed without samples: what follows is no audio
+            if size or start < end <= len(data):  # closed without samples: what follows is no audio
                 return data
             size = min(len(data) - start, 2**32 - 1)
             # A slice of the sound would be a second copy of it.
