@@ -184,6 +184,26 @@ def test_a_segment_that_cannot_be_read_is_not_sent_and_shifts_no_other(server, m
     assert [*evaluation.failures.items()] == [(i, "begins 99 s into a file that lasts 3.60 s") for i in (0, 2)]
 
 
+def test_references_are_compared_with_what_is_heard_in_either_form(caplog):
+    composed, decomposed = "sch\u00f6n", "scho\u0308n"
+    for heard, words in (
+        (
+            composed,
+            "1 of 3 references hold decomposed characters (NFD), which count as errors: transcripts are composed",
+        ),
+        (
+            decomposed,
+            "1 of 3 references hold composed characters (NFC), which count as errors: transcripts are decomposed",
+        ),
+    ):
+        served.warn_of_accents(["an", composed, decomposed], [heard, "and"])
+        (warning,) = caplog.messages
+        assert warning.startswith(words)
+        caplog.clear()
+    served.warn_of_accents([composed, decomposed], ["", ""])
+    assert not caplog.messages
+
+
 def test_decomposed_references_are_warned_of_without_the_labels(server, tmp_path, run_evaluate, write_rows):
     line = {"audio_filepath": str(CLIPS.parent / "letter.wav"), "duration": 3.6}
     lines = [line | {"text": text} for text in ("scho\u0308n", "sch\u00f6n")]

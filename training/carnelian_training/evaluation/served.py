@@ -38,17 +38,24 @@ def evaluate_served(url: str, model: str, manifest: Path, options: Mapping[str, 
     clips = clips_to_evaluate(manifest)
     with connect(url, model) as client:
         evaluation = transcribe_served(client, clips, options or {})
-    decomposed = [not unicodedata.is_normalized("NFC", clip.text) for clip in clips]
-    # A server does not say what its labels are, but transcripts are spelled with them.
-    heard = " ".join(evaluation.transcripts)
-    if any(decomposed) and heard.strip() and unicodedata.is_normalized("NFC", heard):
-        logger.warning(
-            "%d of %d references hold decomposed characters (NFD), which count as errors: transcripts are composed; "
-            "`to_given_labels` composes them",
-            sum(decomposed),
-            len(clips),
-        )
+    warn_of_accents([clip.text for clip in clips], evaluation.transcripts)
     return evaluation
+
+
+def warn_of_accents(references: Sequence[str], transcripts: Sequence[str]) -> None:
+    """Warn of references whose accents are written otherwise than those of the transcripts, composed or decomposed.
+
+    A server does not say what its labels are, but transcripts are spelled with them.
+    """
+    heard = " ".join(transcripts)
+    are_composed = unicodedata.is_normalized("NFC", heard)
+    others = sum(not unicodedata.is_normalized("NFC" if are_composed else "NFD", text) for text in references)
+    forms = ("decomposed characters (NFD)", "composed") if are_composed else ("composed characters (NFC)", "decomposed")
+    if others and heard.strip():
+        logger.warning(
+            "%d of %d references hold %s, which count as errors: transcripts are %s; `to_given_labels` writes them",
+            *(others, len(references), *forms),
+        )
 
 
 def connect(url: str, model: str) -> "CarnelianClient":
