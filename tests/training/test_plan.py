@@ -117,6 +117,12 @@ def test_other_characters_come_with_what_would_mend_them(tiny_config, text, word
     assert str(text_defect(Clip(Path("a.wav"), 2.0, text), config)) == f"characters outside the labels{words}"
 
 
+@pytest.mark.parametrize(("labels", "text"), [(" ığdi", "IĞDI"), (" IİĞD", "iğdi")])
+def test_the_usual_case_is_not_recommended_where_it_gives_other_letters(tiny_config, labels, text):
+    defect = text_defect(Clip(Path("a.wav"), 2.0, text), dataclasses.replace(tiny_config, labels=tuple(labels)))
+    assert defect.reason == "characters outside the labels (`to_given_labels` can write the text in them)"
+
+
 def test_another_seed_gives_another_epoch(tiny_config, changed):
     many = clips(*np.linspace(1, 9, 50))
     plans = [plan_epoch(many, changed(tiny_config, loop={"seed": seed}), 0) for seed in (1, 2)]

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from carnelian_training.config import Config
 from carnelian_training.ctc.alignment import least_frames
+from carnelian_training.ctc.spelling import choose_cases
 from carnelian_training.data.manifest import Clip
 from carnelian_training.features import SAMPLE_RATE_HZ
 from carnelian_training.text import quote, to_given_labels
@@ -47,9 +48,11 @@ def text_defect(clip: Clip, config: Config) -> Defect | None:
     if not unknown:
         return None
     hint = ""
-    if not set(clip.text.lower()) - labels:
+    lower, upper = choose_cases(config.labels)
+    # Where the labels' language has a case of its own, as Turkish, the usual functions would write other words.
+    if clip.text.lower() == lower(clip.text) and not set(clip.text.lower()) - labels:
         hint = " (the text's lower case is within them)"
-    elif not set(clip.text.upper()) - labels:
+    elif clip.text.upper() == upper(clip.text) and not set(clip.text.upper()) - labels:
         hint = " (the text's upper case is within them)"
     elif not set(unicodedata.normalize("NFC", clip.text)) - labels:
         hint = " (the text's composed form, NFC, is within them)"
