@@ -135,6 +135,12 @@ def test_a_model_in_capitals_serves_small_letters_and_the_other_way_round(tmp_pa
     assert scores == [scores[0]] * 4
 
 
+def test_a_turkish_model_keeps_both_letters_i_in_the_other_case(tmp_path, write_language_model):
+    write_language_model(tmp_path / "lm.onnx", "\u0131i", "lower", lambda c: -1.0 - (c == "i"))
+    model = NeuralLanguageModel(tmp_path / "lm.onnx", [" ", "I", "\u0130"])
+    assert model.score(["I I"]) > model.score(["I \u0130"]) > model.score(["\u0130 \u0130"])
+
+
 @pytest.mark.parametrize(
     ("metadata", "message"),
     [

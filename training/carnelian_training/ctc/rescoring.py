@@ -19,11 +19,12 @@ import sentencepiece
 
 from .hypothesis import Alternative
 from .options import Options
+from .spelling import choose_cases
 
 FORMAT = "carnelian-language-model-1"
 MAX_TOKENS = 8192
 """The most tokens in one run, padding included, because the model's activations must fit into memory."""
-_CASES = {"lower": str.lower, "upper": str.upper}
+_CASES = ("lower", "upper")
 _BLANK = "▁"  # sentencepiece's space
 
 
@@ -59,7 +60,7 @@ class NeuralLanguageModel:
         metadata = self._session.get_modelmeta().custom_metadata_map
         _check_format(metadata, path)
         self.name: str = metadata.get("name") or path.stem
-        self._change_case = _CASES[metadata["case"]]
+        self._change_case = dict(zip(_CASES, choose_cases(labels), strict=True))[metadata["case"]]
         self._tokenizer = _load_tokenizer(metadata.get("tokenizer", ""), path)
         _check_alphabet(self._tokenizer, [self._change_case(label) for label in labels], path)
         if not np.isfinite(self.score([""])).all():
