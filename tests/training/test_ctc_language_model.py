@@ -69,6 +69,29 @@ def test_a_turkish_language_model_in_the_other_case_keeps_both_letters_i(words, 
     assert from_labels(spelled) == words
 
 
+@pytest.mark.parametrize(
+    ("letters", "count", "absent"),
+    [
+        ("AIS\u015e", 1000, "i"),
+        ("AI\u0130S\u015e", 1000, None),
+        ("AIS\u015e", 999, None),
+        ("a\u0131s", 1000, "i \u015f"),
+    ],
+)
+def test_labels_that_no_word_of_a_large_language_model_has_are_told(tmp_path, caplog, letters, count, absent):
+    """Python's upper case of Turkish has no capital of i: its words come back with another letter."""
+    spelled = map("".join, itertools.islice(itertools.product(letters, repeat=7), count - 1))
+    words = "".join(f"-3.0\t{word}\t0\n" for word in ["<unk>", "<s>", "</s>", letters, *spelled])
+    path = tmp_path / "lm.arpa"
+    counts = f"ngram 1={count + 3}\nngram 2=1\n"
+    path.write_text(
+        f"\\data\\\n{counts}\n\\1-grams:\n{words}\n\\2-grams:\n-1.0\t<s> {letters}\n\n\\end\\\n", encoding="utf-8"
+    )
+    LanguageModel(path, list(" a\u0131is\u015f"))
+    told = [message for message in caplog.messages if "should have words with every label" in message]
+    assert [f"but has none with {absent}, so" in message for message in told] == [True] * (absent is not None)
+
+
 def test_a_language_model_that_would_not_come_back_from_the_other_case_is_refused(tmp_path, arpa):
     path = tmp_path / "lm.arpa"
     path.write_text(arpa.read_text().replace("ab", "aß"))

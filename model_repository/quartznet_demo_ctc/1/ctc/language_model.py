@@ -29,6 +29,8 @@ MAX_ANSWERS = 1_000_000
 """The most cached answers of KenLM, with their contexts; about 200 MB."""
 MAX_TIMES_PACKED = 100
 """The largest ratio of a .gz's unpacked to packed size: gzip reaches 1,030, n-grams of number words alone 30."""
+MANY_WORDS = 1000
+"""The size of a vocabulary in which some word should have each letter; a small one may lack letters by chance."""
 SMALL = 1 << 20
 """The unpacked size in bytes that is always allowed, whatever the ratio."""
 _MARKS = ("<s>", "</s>", "<unk>", "<UNK>")
@@ -66,10 +68,18 @@ class LanguageModel:
             )
         self._model, self._words = read_ngrams(path)
         to_labels, self._from_labels = match_case(self._words, labels)
+        spelled = [to_labels(word) for word in self._words]
         try:
-            codes = encode([to_labels(word) for word in self._words], labels)
+            codes = encode(spelled, labels)
         except ValueError as error:
             raise LanguageModelError(f"{path} does not fit the recogniser: {error}") from error
+        absent = sorted(set(filter(str.isalpha, labels)) - set("".join(spelled)))
+        if absent and len(spelled) >= MANY_WORDS:
+            logger.warning(
+                "%s should have words with every label, but has none with %s, so those are unknown to it; where a "
+                "change of its case has lost them, as it may ß, İ or ς, make it with `carnelian-train ngram --labels`",
+                *(path, " ".join(absent)),
+            )
         self.tree, parents, ends = build_tree(codes, len(labels))
         self.word = np.full(len(self.tree), -1, np.int32)
         self.word[ends] = np.arange(len(ends))
