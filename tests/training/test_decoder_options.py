@@ -41,6 +41,10 @@ def test_a_wrong_option_is_refused_with_what_is_allowed(parameters, message):
         (" no\u0301", "nón"),
         (" \u09df", "\u09af\u09bc"),
         ("ış k", "IŞIK"),
+        (" 'hats", "hat\u2019s"),
+        (" şiled", "Şişli\u2019de"),
+        (" nohcs", "\u200fscho\u00adn\u200bschon"),
+        (" a", "\u200b"),
     ],
 )
 def test_hot_words_are_spelled_as_the_labels_are(labels, word):

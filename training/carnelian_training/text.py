@@ -10,7 +10,7 @@ from decimal import Decimal
 
 from num2words import num2words
 
-from carnelian_training.ctc.spelling import spell
+from carnelian_training.ctc.spelling import APOSTROPHES, spell
 
 LABEL_CHARACTERS = " abcdefghijklmnopqrstuvwxyz'"
 
@@ -42,7 +42,9 @@ CURRENCIES = {
 MAX_DIGITS = 15
 """The most digits of a number that is spelled out; a sentence with a longer one is refused."""
 
-_APOSTROPHES = str.maketrans(dict.fromkeys("\u2019\u2018\u201b\u02bb\u02bc`\u00b4\u2032\uff07\u05f3", "'"))
+_APOSTROPHES = str.maketrans(dict.fromkeys(APOSTROPHES, "'"))
+_HYPHENS = "\u2010\u2011"
+"""Hyphens that texts have in the place of the usual one."""
 # A letter may follow directly only if it is a capital, as in Mr.Smith.
 _ABBREVIATION = re.compile(
     rf"\b(?:(mrs?)\b\.?|({'|'.join(ABBREVIATIONS)})\.)(?:(?![^\W_])|(?<=\.)(?=(?-i:[A-Z])))", flags=re.IGNORECASE
@@ -108,26 +110,23 @@ def to_given_labels(text: str, labels: str) -> str | None:
     Args:
         text: any text. It gets the labels' case and Unicode form. Punctuation and invisible characters that are not
             labels are dropped, except punctuation that is read out, such as & and %: an apostrophe within a word joins
-            its parts (Turkish İzmir'de, Ukrainian п'ять), as do gershayim in Hebrew; other marks divide words.
+            its parts (Turkish İzmir'de, Ukrainian п'ять), as do gershayim in Hebrew; other marks divide words. A hyphen
+            that is a label stays within words alone.
         labels: the labels, one character each.
 
     Returns:
         Words with one space between them; None if the text has other letters or symbols, or no word at all.
     """
-    # All apostrophes become the labels' own one. An apostrophe that is not a letter (in Uzbek and Hawaiian some are
-    # letters) is a quotation mark unless it stands between letters.
-    all_of_them = {*map(chr, _APOSTROPHES), "'"}
-    own = next((label for label in labels if label in all_of_them), "")
-    quotes = "".join(sorted(mark for mark in all_of_them if not (mark in labels and mark.isalpha())))
+    # An apostrophe that is not a letter (in Uzbek and Hawaiian some are letters) is a quotation mark unless it stands
+    # between letters.
+    quotes = "".join(sorted(mark for mark in APOSTROPHES if not (mark in labels and mark.isalpha())))
     text = _GERSHAYIM.sub(next((mark for mark in '"\u05f4' if mark in labels), ""), unicodedata.normalize("NFC", text))
     text = re.sub(rf"(?<!\w)[{quotes}]+|[{quotes}]+(?!\w)", " ", text)
-    text = text.translate({ord(mark): own for mark in all_of_them - set(labels)})
     text = spell(text, tuple(labels))
-    outside = [(ord(character), unicodedata.category(character)) for character in set(text) - set(labels)]
-    marks = {code: " " for code, category in outside if category.startswith("P") and chr(code) not in _READ_OUT}
-    # Soft hyphens and direction marks are removed; a zero-width space separates words, as in Khmer.
-    unseen = {code: " " if code == 0x200B else "" for code, category in outside if category == "Cf"}
-    text = " ".join(text.translate(marks | unseen).split())
+    outside = {mark for mark in set(text) - set(labels) - _READ_OUT if unicodedata.category(mark).startswith("P")}
+    hyphen = "-" if "-" in labels else " "
+    words = text.translate({ord(mark): hyphen if mark in _HYPHENS else " " for mark in outside}).split()
+    text = " ".join(filter(None, (word.strip("-") for word in words)))  # a hyphen of its own is a dash, and silent
     return text if text and set(text) <= {*labels, " "} else None
 
 

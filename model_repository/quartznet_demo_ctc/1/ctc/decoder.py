@@ -132,7 +132,7 @@ class Decoder:
 
     def _build(self, phrases: tuple[str, ...], boost: float) -> Hotwords:
         labels = tuple(self._labels)
-        spelled = tuple(spell(phrase, labels) for phrase in phrases)
+        spelled = tuple(filter(None, (" ".join(spell(phrase, labels).split()) for phrase in phrases)))
         found, most = sum(len(phrase) + 2 for phrase in spelled), MAX_HOTWORD_CELLS // len(labels)
         if found > most:
             raise ValueError(

@@ -4,6 +4,8 @@ import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 
+APOSTROPHES = "'\u2019\u2018\u201b\u02bb\u02bc`\u00b4\u2032\uff07\u05f3"
+"""The characters that are written as apostrophes."""
 _DOTLESS_I = "\N{LATIN SMALL LETTER DOTLESS I}"
 _SIGMA, _FINAL_SIGMA = "\N{GREEK SMALL LETTER SIGMA}", "\N{GREEK SMALL LETTER FINAL SIGMA}"
 
@@ -11,11 +13,19 @@ _SIGMA, _FINAL_SIGMA = "\N{GREEK SMALL LETTER SIGMA}", "\N{GREEK SMALL LETTER FI
 def spell(text: str, labels: tuple[str, ...]) -> str:
     """Spell `text` with the labels: in their case, if they have only one, and with characters composed as theirs are.
 
+    All apostrophes become the labels' own one, or go if there is none; invisible characters that are no labels go too.
+
     Args:
-        text: any text; characters that the labels cannot spell stay.
+        text: any text; other characters that the labels cannot spell stay.
         labels: one character each.
     """
     text = unicodedata.normalize("NFC", text)
+    own = next((label for label in labels if label in APOSTROPHES), "")
+    changes = {ord(mark): own for mark in APOSTROPHES if mark not in labels}
+    # Soft hyphens and direction marks are removed; a zero-width space separates words, as in Khmer.
+    for unseen in (c for c in set(text) - set(labels) if unicodedata.category(c) == "Cf"):
+        changes[ord(unseen)] = " " if unseen == "\u200b" else ""
+    text = text.translate(changes)
     lower, upper = choose_cases(labels)
     if not any(map(str.isupper, labels)):
         text = lower(text)
