@@ -288,6 +288,20 @@ def test_a_pipe_of_adpcm_is_refused_for_it_would_have_no_end(through_pipe, talk)
     assert "MS_ADPCM cannot be read from a pipe" in err
 
 
+def test_a_pipe_of_mp3_is_read_unless_it_counts_its_frames(through_pipe, utterances, talk):
+    """libsndfile takes a pipe of MP3 that does for a file, loses its place and decodes noise."""
+    sink = io.BytesIO()
+    soundfile.write(sink, talk, RATE, format="MP3")
+    counted = sink.getvalue()
+    plain = counted[counted.index(counted[:2], 4) :]  # without its first frame, which counts the others
+    status, out, err = through_pipe(plain)
+    assert (status, out.count("\n"), err) == (0, 2, "")
+    status, out, err = through_pipe(counted)
+    assert (status, out) == (1, "")
+    assert err.startswith("carnelian-transcribe: -: MP3 that counts its frames cannot be read as it comes")
+    assert err.count("\n") == 1
+
+
 def test_a_wrong_option_is_told_once(through_pipe, triton, utterances, talk):
     triton.answer = lambda request, context: context.abort(grpc.StatusCode.INVALID_ARGUMENT, "wrong option: no such")
     status, out, err = through_pipe(growing(talk), "--option", "colour=red")
