@@ -63,15 +63,20 @@ def name_once(file: str, error: Exception) -> str:
 def prepare_stdout(kind: str) -> None:
     """Let the standard output write all of a text or fail, and escape what it cannot encode.
 
-    In JSON it does so as JSON does. With PYTHONUNBUFFERED, Python drops what a full disk or a slow pipe does not take.
+    JSON and WebVTT must be UTF-8. Where a terminal is not, JSON has its escapes, which are right in both. With
+    PYTHONUNBUFFERED, Python drops what a full disk or a slow pipe does not take.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
         raw: object = sys.stdout.buffer
         if isinstance(raw, io.RawIOBase):
             sys.stdout = io.TextIOWrapper(io.BufferedWriter(raw), sys.stdout.encoding, sys.stdout.errors)
         plain = {"strict": "backslashreplace", "surrogateescape": "carnelian"}
-        errors = sys.stdout.errors or "strict"
-        sys.stdout.reconfigure(errors="carnelian-json" if kind == "json" else plain.get(errors, errors))
+        encoding, errors = sys.stdout.encoding, sys.stdout.errors or "strict"
+        if kind == "json":
+            encoding, errors = "utf-8" if codecs.lookup(encoding).name == "utf-8" else "ascii", "carnelian-json"
+        elif kind == "vtt":
+            encoding = "utf-8"
+        sys.stdout.reconfigure(encoding=encoding, errors=plain.get(errors, errors))
 
 
 def _deliver(outcome: Outcome, kind: str, file: str, target: Path | None, name: str) -> str | None:

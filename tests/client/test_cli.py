@@ -249,7 +249,8 @@ def test_json_is_readable_and_json_in_any_encoding(endpoint, triton, answers, wa
         subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, check=True).stdout
         for command in commands
     ]
-    first, second = map(json.loads, printed.decode(encoding.partition(":")[0]).splitlines())
+    assert printed.decode() == printed.decode(encoding.partition(":")[0])  # JSON is UTF-8 wherever it goes
+    first, second = map(json.loads, printed.decode().splitlines())
     assert [first["file"], second["file"]] == names
     assert first["text"] == second["text"] == "gr\u00fcn"
     assert ("gr\u00fcn".encode() in printed) == (encoding == "utf-8")
@@ -257,6 +258,22 @@ def test_json_is_readable_and_json_in_any_encoding(endpoint, triton, answers, wa
         content = (tmp_path / "out" / Path(name).with_suffix(".json")).read_text(encoding="utf-8")
         assert "gr\u00fcn" in content
         assert json.loads(content) | {"request_id": ""} == expected | {"request_id": ""}
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "latin-1", "ascii:surrogateescape"])
+def test_webvtt_is_utf_8_whatever_the_terminal_has_and_subrip_is_as_that(endpoint, triton, answers, clip, encoding):
+    triton.answer = answers("gr\u00fcn \u0142")
+    webvtt, subrip = [
+        subprocess.run(
+            [*COMMAND, clip, "--format", kind, "--url", endpoint.url],
+            env=os.environ | {"PYTHONIOENCODING": encoding},
+            capture_output=True,
+            check=True,
+        ).stdout.splitlines()
+        for kind in ("vtt", "srt")
+    ]
+    assert webvtt[3] == "gr\u00fcn \u0142".encode()
+    assert subrip[2] == "gr\u00fcn \u0142".encode(encoding.partition(":")[0], "backslashreplace")
 
 
 @pytest.mark.parametrize("option", ["--ca", "--cert", "--key"])
