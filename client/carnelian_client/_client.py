@@ -39,9 +39,6 @@ if TYPE_CHECKING:
 
     from ._stream import Block
 
-CTRL_C_HEARD_S = 1.0
-"""How long `transcribe_many` waits at a stretch, in seconds: a Ctrl-C that comes just before the thread begins to wait
-does not wake it, and Python tells of it only when the wait is over."""
 Outcome: TypeAlias = Transcript | CarnelianClientError | OSError
 """What `transcribe_many` yields for a clip: its transcript, or what `transcribe` would have raised."""
 
@@ -213,7 +210,7 @@ class CarnelianClient:
                     if not pending:
                         break
                     first = pending.popleft()
-                    while not wait([first], CTRL_C_HEARD_S).done:
+                    while not wait([first], _threads.CTRL_C_HEARD_S).done:
                         pass
                     yield first.result()
                 if source_error is not None:

@@ -60,7 +60,7 @@ class Deadline:
 
     def check(self) -> None:
         """Raise the error of a clip that is not read yet if the deadline has passed."""
-        if time.monotonic() > self._end:
+        if self.is_over:
             raise self.error()
 
     def error(self, advice: str = "") -> DeadlineExceeded:
@@ -68,6 +68,11 @@ class Deadline:
         return DeadlineExceeded(
             f"the clip was not read within {self.timeout_s:g} s; allow more (`timeout_s`, `--timeout`){advice}"
         )
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has passed."""
+        return time.monotonic() > self._end
 
     @property
     def left_s(self) -> float:

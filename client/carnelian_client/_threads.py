@@ -8,6 +8,10 @@ from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Generic, TypeVar
 
+CTRL_C_HEARD_S = 1.0
+"""How long a thread waits at a stretch, in seconds: a Ctrl-C that comes just before it begins to wait does not wake it,
+and Python tells of it only when the wait is over."""
+
 T = TypeVar("T")
 Item = TypeVar("Item")
 

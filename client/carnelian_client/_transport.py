@@ -25,6 +25,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from ._answers import MAX_ANSWER_BYTES, error_from_answer
 from ._errors import CarnelianClientError, ServerError, TransportError, about
+from ._threads import CTRL_C_HEARD_S
 from ._types import TLS, Health, Model, Request, Transcript, check_result, transcript_from_result
 
 if TYPE_CHECKING:
@@ -86,7 +87,13 @@ class Transport:
                 )
                 self._in_flight.add(call)
                 call.add_done_callback(self._in_flight.discard)
-                answer = call.result(timeout=deadline.left_s)
+                # Not by `result(timeout=...)`: it counts by the clock on the wall, which may be set.
+                has_ended = threading.Event()
+                call.add_done_callback(lambda _: has_ended.set())
+                while not has_ended.wait(min(deadline.left_s, CTRL_C_HEARD_S)):
+                    if deadline.is_over:
+                        raise _late(deadline)
+                answer = call.result()
             return _transcript(answer)
 
     def is_model_ready(self, model: str, deadline: Deadline) -> bool:
@@ -129,8 +136,6 @@ class Transport:
     def _translated_errors(self, deadline: Deadline, request_id: str = "") -> Iterator[None]:
         try:
             yield
-        except grpc.FutureTimeoutError as error:
-            raise _late(deadline) from error
         except grpc.RpcError as error:
             if self._is_closed and error.code() is grpc.StatusCode.CANCELLED:
                 raise _closed() from error

@@ -2,6 +2,7 @@
 
 import logging
 import threading
+import time
 
 import pytest
 import tenacity
@@ -120,6 +121,17 @@ def test_a_slow_answer_is_a_deadline_exceeded(client, triton, wav, late):
     assert isinstance(caught.value, TimeoutError)
     assert caught.value.request_id == "7"
     assert len(triton.requests) <= 1  # none if the machine stood still before
+
+
+def test_a_clock_that_is_set_forward_ends_no_call(client, triton, wav, make_result, monkeypatch):
+    def answer(request, context):
+        now = time.time
+        monkeypatch.setattr(time, "time", lambda: now() + 3600)
+        time.sleep(0.5)  # gRPC looks at the clock every 0.1 s
+        return make_result("a")
+
+    triton.answer = answer
+    assert client.transcribe(wav).text == "a"
 
 
 @pytest.mark.parametrize("status", [s for s, kind in STATUS_ERRORS.items() if not kind.retryable])
