@@ -215,6 +215,7 @@ class AsyncCarnelianClient:
         block, the event loop stands still.
         """
         check_blocks(blocks, (Iterable, AsyncIterable), options)
+        self._check_open()
         self._settings.choose_model(model)
         self._settings.deadline(timeout_s)
         stream = Stream(rate, interim_s, pause_s, longest_piece_s)
@@ -223,6 +224,7 @@ class AsyncCarnelianClient:
             try:
                 async with aclosing(_iterate(blocks)) as source:
                     async for block in source:
+                        self._check_open()
                         async for span in _in_thread(stream.add(block)):
                             yield span
             except Exception:
@@ -327,8 +329,7 @@ class AsyncCarnelianClient:
         """Return the channel. The first call opens it, because gRPC ties it to the event loop that runs then."""
         from ._transport import AsyncTransport
 
-        if self._closed.is_set():
-            raise RuntimeError("the client is closed; make a new one.")
+        self._check_open()
         loop = asyncio.get_running_loop()
         if self._loop not in (None, loop):
             raise RuntimeError(
@@ -338,6 +339,10 @@ class AsyncCarnelianClient:
         if self._opened is None:
             self._opened = AsyncTransport(self._settings.url, self._credentials, self._settings.metadata)
         return self._opened
+
+    def _check_open(self) -> None:
+        if self._closed.is_set():
+            raise RuntimeError("the client is closed; make a new one.")
 
 
 async def _iterate(items: Iterable[T] | AsyncIterable[T]) -> AsyncGenerator[T, None]:

@@ -348,6 +348,34 @@ def test_arguments_that_cannot_work_are_refused_at_once(client, arguments, words
             each.transcribe_stream(**{"blocks": [], "rate": RATE} | arguments)
 
 
+def test_a_closed_client_says_so_and_takes_no_more_blocks(endpoint, client, talk):
+    taken = []
+
+    def microphone():
+        for _ in range(100):
+            taken.append(1)
+            yield talk[:BLOCK]
+
+    before = client.transcribe_stream(microphone(), RATE)
+    client.close()
+
+    async def listen(may_begin):
+        twin = AsyncCarnelianClient(endpoint.url)
+        heard = twin.transcribe_stream(microphone(), RATE) if may_begin else None
+        await twin.close()
+        [each async for each in heard or twin.transcribe_stream(microphone(), RATE)]
+
+    for call in (
+        lambda: client.transcribe_stream(microphone(), RATE),
+        lambda: list(before),
+        lambda: asyncio.run(listen(may_begin=False)),
+        lambda: asyncio.run(listen(may_begin=True)),
+    ):
+        with pytest.raises(RuntimeError, match="the client is closed"):
+            call()
+    assert len(taken) <= 2
+
+
 def test_blocks_that_come_asynchronously_are_the_twins(client):
     async def microphone():
         yield np.zeros(9)
