@@ -153,11 +153,11 @@ def wav_from_samples(samples: npt.ArrayLike, rate: int) -> bytes:
     return _wav(array, rate, _WAVE_FLOAT if array.dtype.kind == "f" else _WAVE_PCM)
 
 
-def check_rate(rate: int) -> int:
+def check_rate(rate: int, least_hz: int = 1) -> int:
     """Return a sample rate as an int.
 
     Raises:
-        InvalidAudio: it is no rate that a clip can have.
+        InvalidAudio: it is no rate that a clip can have, or below the least one.
     """
     try:
         whole = int(rate) if isinstance(rate, numbers.Real) and rate % 1 == 0 else operator.index(rate)
@@ -165,8 +165,8 @@ def check_rate(rate: int) -> int:
         whole = None
     if whole is None or isinstance(rate, bool):
         raise InvalidAudio(f"a clip must be `(samples, rate)`, the rate a whole number of Hz, but that is {rate!r:.40}")
-    if not 1 <= whole <= MAX_RATE_HZ:
-        raise InvalidAudio(f"`rate` must be at least 1 Hz and at most {MAX_RATE_HZ}, but is {whole}")
+    if not least_hz <= whole <= MAX_RATE_HZ:
+        raise InvalidAudio(f"`rate` must be at least {least_hz} Hz and at most {MAX_RATE_HZ}, but is {whole}")
     return whole
 
 

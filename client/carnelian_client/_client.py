@@ -292,7 +292,7 @@ class CarnelianClient:
         Args:
             blocks: Samples as they come, [samples] or [samples, channels] of one of the types of `Audio`; best of 0.05
                 to 0.2 s each.
-            rate: Their sample rate in Hz.
+            rate: Their sample rate in Hz, at least 1,000.
             interim_s: An interim result comes after this many seconds of an utterance, and after as many more. It
                 comes later if the server is slow. None leaves them out.
             pause_s: Seconds of silence that end an utterance, 0.1 to 5.

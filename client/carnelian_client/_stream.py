@@ -32,6 +32,9 @@ BEGIN_THRESHOLD, END_THRESHOLD = 0.5, 0.35
 """The least probability of speech where an utterance begins, and where it goes on: what Silero proposes."""
 DETECTOR_RATE_HZ, DETECTOR_SAMPLES = 16_000, 512
 """The detector's sample rate, and how much it looks at at a time."""
+LEAST_RATE_HZ = 1000
+"""The lowest sample rate: of speech, nothing is left below. At 1 Hz each sample would be a second of audio for the
+detector, and a block its work for minutes."""
 REQUESTS_APART = 2
 """An interim result is asked for after this many times the time that the last request took, or later: a slow server
 is asked less often, and does not fall behind."""
@@ -63,7 +66,7 @@ class Stream:
 
     def __init__(self, rate: int, interim_s: float | None, pause_s: float, longest_s: float) -> None:
         """Load the detector; see `CarnelianClient.transcribe_stream` for the arguments and errors."""
-        self._rate = check_rate(rate)
+        self._rate = check_rate(rate, LEAST_RATE_HZ)
         check_longest_piece(longest_s)
         check_pause(pause_s)
         check_interim(interim_s)
