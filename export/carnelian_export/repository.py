@@ -125,7 +125,8 @@ def write_model(
 @contextmanager
 def _made(folder: Path) -> Iterator[None]:
     """Make a folder, with those around it, and delete them again if nothing came to be in them."""
-    made = [place for place in (folder, *folder.parents) if not place.exists()]
+    whole = folder.resolve()
+    made = [place for place in (whole, *whole.parents) if not place.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     try:
         yield
@@ -138,6 +139,7 @@ def _made(folder: Path) -> Iterator[None]:
 @contextmanager
 def _held(repository: Path) -> Iterator[None]:
     """Make other exports on this machine wait. The folder itself is locked, so that no lock file is left in it."""
+    repository.mkdir(parents=True, exist_ok=True)  # another export that made it, and failed, deletes it
     handle = os.open(repository, os.O_RDONLY)
     try:
         try:

@@ -164,6 +164,18 @@ def test_exports_that_work_inside_a_repository_take_turns(tmp_path, config, netw
     os.close(handle)
 
 
+def test_an_export_that_fails_takes_no_repository_from_another(tmp_path, config, network, monkeypatch):
+    write = repository.write_acoustic
+
+    def meanwhile(*arguments):
+        (tmp_path / "r").rmdir()  # as the one does that made it
+        return write(*arguments)
+
+    monkeypatch.setattr(repository, "write_acoustic", meanwhile)
+    write_model(tmp_path / "r", "tiny", config, network)
+    assert (tmp_path / "r" / "tiny" / "config.pbtxt").is_file()
+
+
 def test_an_export_says_what_it_waits_for(tmp_path, config, network, monkeypatch):
     (tmp_path / "r").mkdir()
     handle, said = os.open(tmp_path / "r", os.O_RDONLY), []
