@@ -200,7 +200,8 @@ def test_references_are_compared_with_what_is_heard_in_either_form(caplog):
         (warning,) = caplog.messages
         assert warning.startswith(words)
         caplog.clear()
-    served.warn_of_accents([composed, decomposed], ["", ""])
+    for heard in ("", "\u00e2\u0301", "\u09df", f"{composed} {decomposed}"):  # of labels in both forms
+        served.warn_of_accents([heard, composed, decomposed], [heard])
     assert not caplog.messages
 
 

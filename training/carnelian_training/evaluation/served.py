@@ -45,12 +45,16 @@ def evaluate_served(url: str, model: str, manifest: Path, options: Mapping[str, 
 def warn_of_accents(references: Sequence[str], transcripts: Sequence[str]) -> None:
     """Warn of references whose accents are written otherwise than those of the transcripts, composed or decomposed.
 
-    A server does not say what its labels are, but transcripts are spelled with them.
+    A server does not say what its labels are, but transcripts are spelled with them. Labels may mix the two forms.
     """
     heard = " ".join(transcripts)
-    are_composed = unicodedata.is_normalized("NFC", heard)
-    others = sum(not unicodedata.is_normalized("NFC" if are_composed else "NFD", text) for text in references)
-    forms = ("decomposed characters (NFD)", "composed") if are_composed else ("composed characters (NFC)", "decomposed")
+    composed, decomposed = (unicodedata.is_normalized(form, heard) for form in ("NFC", "NFD"))
+    if composed:
+        others = sum(not unicodedata.is_normalized("NFC", text) for text in references)
+        forms = "decomposed characters (NFD)", "composed"
+    else:
+        others = decomposed * sum(not unicodedata.is_normalized("NFD", text) for text in references)
+        forms = "composed characters (NFC)", "decomposed"
     if others and heard.strip():
         logger.warning(
             "%d of %d references hold %s, which count as errors: transcripts are %s; `to_given_labels` writes them",
