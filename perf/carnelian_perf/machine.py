@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib.metadata
+import importlib.util
 import os
 import platform
 import shutil
@@ -75,10 +76,10 @@ def find_versions() -> dict[str, str]:
     for name in PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # not installed here
             versions[name] = importlib.metadata.version(name)
-    try:
-        from carnelian_serving.installation import NATIVE_ROOT, find_native
-    except ImportError:  # not installed here, so nothing is served
+    if importlib.util.find_spec("carnelian_serving") is None:  # so nothing is served
         return versions
+    from carnelian_serving.installation import NATIVE_ROOT, find_native
+
     if find_native(shutil.which("tritonserver"), NATIVE_ROOT):  # with an ONNX Runtime and a DALI of its own
         versions["tritonserver"] = f"native {os.environ.get('TRITON_SERVER_VERSION', '')}".strip()
     return versions

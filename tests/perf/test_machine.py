@@ -73,5 +73,5 @@ def test_a_native_server_is_named_beside_the_environments_packages(tmp_path, mon
     assert find_versions()["tritonserver"] == "native"
     monkeypatch.setenv("TRITON_SERVER_VERSION", "2.46.0")
     assert find_versions()["tritonserver"] == "native 2.46.0"
-    monkeypatch.setitem(sys.modules, "carnelian_serving.installation", None)  # as where only training is installed
+    monkeypatch.setitem(sys.modules, "carnelian_serving", None)  # as where only training is installed
     assert "tritonserver" not in find_versions()
