@@ -104,9 +104,14 @@ def test_a_special_token_without_content_is_no_label(hf_folder, set_keys):
 
 
 def test_a_character_that_is_a_special_token_is_warned_of(hf_folder, caplog, set_keys):
+    sources.read(hf_folder)
+    assert not caplog.messages
+    caplog.set_level("INFO")
     set_keys(hf_folder / "tokenizer_config.json", additional_special_tokens=["Z"])
     assert sources.read(hf_folder)[0].labels == LABELS[:-1]
     assert "vocab.json: special tokens that are left out: <s> </s> <unk> Z" in caplog.text
+    (warning,) = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert "vocab.json: transcripts lack Z, for the tokenizer calls them special" in warning.getMessage()
 
 
 def test_special_tokens_that_contradict_each_other_are_refused(hf_folder, set_keys):

@@ -59,7 +59,11 @@ def fold(
     if twice:
         raise CheckpointError(f"{where} must have each label once, but folds two tokens into {twice}")
     if left_out:
-        # A single character may be one of the language's: texts lack it then.
-        level = logging.WARNING if any(len(token) == 1 for token in left_out) else logging.INFO
-        logger.log(level, "%s: special tokens that are left out: %s", where, " ".join(left_out))
+        logger.info("%s: special tokens that are left out: %s", where, " ".join(left_out))
+    if characters := [token for token in left_out if len(token) == 1]:
+        logger.warning(
+            "%s: transcripts lack %s, for the tokenizer calls them special; if they are characters of the language, "
+            "take them out of its special tokens",
+            *(where, " ".join(characters)),
+        )
     return Alphabet(tuple(labels), [row for _, row in kept] + [blank])
