@@ -29,8 +29,8 @@ MAX_ANSWERS = 1_000_000
 """The most cached answers of KenLM, with their contexts; about 200 MB."""
 MAX_TIMES_PACKED = 100
 """The largest ratio of a .gz's unpacked to packed size: gzip reaches 1,030, n-grams of number words alone 30."""
-MANY_WORDS = 1000
-"""The size of a vocabulary in which some word should have each letter; a small one may lack letters by chance."""
+MANY_WORDS = 10_000
+"""The size of a vocabulary in which some word should have each letter; a small one may lack rare ones by chance."""
 SMALL = 1 << 20
 """The unpacked size in bytes that is always allowed, whatever the ratio."""
 _MARKS = ("<s>", "</s>", "<unk>", "<UNK>")
@@ -76,7 +76,7 @@ class LanguageModel:
         absent = sorted(set(filter(str.isalpha, labels)) - set("".join(spelled)))
         if absent and len(spelled) >= MANY_WORDS:
             logger.warning(
-                "%s should have words with every label, but has none with %s, so those are unknown to it; where a "
+                "%s should have words with every label, but has none with %.200s, so those are unknown to it; where a "
                 "change of its case has lost them, as it may ß, İ or ς, make it with `carnelian-train ngram --labels`",
                 *(path, " ".join(absent)),
             )
