@@ -4,6 +4,7 @@ import urllib.parse
 
 import pytest
 from carnelian_training.ctc import Decoder, OptionError, Options
+from carnelian_training.ctc.spelling import spell
 
 LABELS = [" ", "a", "b"]
 
@@ -34,20 +35,23 @@ def test_a_wrong_option_is_refused_with_what_is_allowed(parameters, message):
 
 
 @pytest.mark.parametrize(
-    ("labels", "word"),
+    ("labels", "word", "spelled"),
     [
-        (" κόσμο", "ΚΌΣΜΟΣ"),
-        (" κόσμο", "κόσμος"),
-        (" no\u0301", "nón"),
-        (" \u09df", "\u09af\u09bc"),
-        ("ış k", "IŞIK"),
-        (" 'hats", "hat\u2019s"),
-        (" şiled", "Şişli\u2019de"),
-        (" nohcs", "\u200fscho\u00adn\u200bschon"),
-        (" a", "\u200b"),
+        (" κόσμο", "ΚΌΣΜΟΣ", "κόσμοσ"),
+        (" κόσμο", "κόσμος", "κόσμοσ"),
+        (" no\u0301", "nón", "no\u0301n"),
+        (" \u09df", "\u09af\u09bc", "\u09df"),
+        ("ış k", "IŞIK", "ışık"),
+        (" 'hats", "hat\u2019s", "hat's"),
+        (" şiled", "Şişli\u2019de", "şişlide"),
+        (" иза-", "из\u2011за", "из-за"),
+        (" иза\u2011", "из-за", "из\u2011за"),
+        (" nohcs", "\u200fscho\u00adn\u200bschon", "schon schon"),
+        (" a", "\u200b", ""),
     ],
 )
-def test_hot_words_are_spelled_as_the_labels_are(labels, word):
+def test_hot_words_are_spelled_as_the_labels_are(labels, word, spelled):
+    assert " ".join(spell(word, tuple(labels)).split()) == spelled
     Decoder(list(labels), 0.02).read_options({"decoder": "beam", "hotwords": [word]}, Options())
 
 

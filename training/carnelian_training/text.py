@@ -10,7 +10,7 @@ from decimal import Decimal
 
 from num2words import num2words
 
-from carnelian_training.ctc.spelling import APOSTROPHES, spell
+from carnelian_training.ctc.spelling import APOSTROPHES, HYPHENS, spell
 
 LABEL_CHARACTERS = " abcdefghijklmnopqrstuvwxyz'"
 
@@ -43,8 +43,6 @@ MAX_DIGITS = 15
 """The most digits of a number that is spelled out; a sentence with a longer one is refused."""
 
 _APOSTROPHES = str.maketrans(dict.fromkeys(APOSTROPHES, "'"))
-_HYPHENS = "\u2010\u2011"
-"""Hyphens that texts have in the place of the usual one."""
 # A letter may follow directly only if it is a capital, as in Mr.Smith.
 _ABBREVIATION = re.compile(
     rf"\b(?:(mrs?)\b\.?|({'|'.join(ABBREVIATIONS)})\.)(?:(?![^\W_])|(?<=\.)(?=(?-i:[A-Z])))", flags=re.IGNORECASE
@@ -121,12 +119,11 @@ def to_given_labels(text: str, labels: str) -> str | None:
     # between letters.
     quotes = "".join(sorted(mark for mark in APOSTROPHES if not (mark in labels and mark.isalpha())))
     text = _GERSHAYIM.sub(next((mark for mark in '"\u05f4' if mark in labels), ""), unicodedata.normalize("NFC", text))
-    text = re.sub(rf"(?<!\w)[{quotes}]+|[{quotes}]+(?!\w)", " ", text)
+    text = re.sub(rf"(?<!\w)[{quotes}]+|[{quotes}]+(?!\w)|-{{2,}}", " ", text)
     text = spell(text, tuple(labels))
     outside = {mark for mark in set(text) - set(labels) - _READ_OUT if unicodedata.category(mark).startswith("P")}
-    hyphen = "-" if "-" in labels else " "
-    words = text.translate({ord(mark): hyphen if mark in _HYPHENS else " " for mark in outside}).split()
-    text = " ".join(filter(None, (word.strip("-") for word in words)))  # a hyphen of its own is a dash, and silent
+    words = text.translate(dict.fromkeys(map(ord, outside), " ")).split()
+    text = " ".join(filter(None, (word.strip(HYPHENS) for word in words)))  # a hyphen of its own is a dash, and silent
     return text if text and set(text) <= {*labels, " "} else None
 
 

@@ -49,10 +49,10 @@ def text_defect(clip: Clip, config: Config) -> Defect | None:
         return None
     hint = ""
     lower, upper = choose_cases(config.labels)
-    # Where the labels' language has a case of its own, as Turkish, the usual functions would write other words.
-    if clip.text.lower() == lower(clip.text) and not set(clip.text.lower()) - labels:
+    # Where the labels' language has a case of its own, as Turkish, the usual functions write other words of a corpus.
+    if lower is str.lower and not set(clip.text.lower()) - labels:
         hint = " (the text's lower case is within them)"
-    elif clip.text.upper() == upper(clip.text) and not set(clip.text.upper()) - labels:
+    elif upper is str.upper and not set(clip.text.upper()) - labels:
         hint = " (the text's upper case is within them)"
     elif not set(unicodedata.normalize("NFC", clip.text)) - labels:
         hint = " (the text's composed form, NFC, is within them)"

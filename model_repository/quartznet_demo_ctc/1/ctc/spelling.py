@@ -6,6 +6,8 @@ from functools import lru_cache
 
 APOSTROPHES = "'\u2019\u2018\u201b\u02bb\u02bc`\u00b4\u2032\uff07\u05f3"
 """The characters that are written as apostrophes."""
+HYPHENS = "-\u2010\u2011"
+"""The characters that are written as hyphens."""
 _DOTLESS_I = "\N{LATIN SMALL LETTER DOTLESS I}"
 _SIGMA, _FINAL_SIGMA = "\N{GREEK SMALL LETTER SIGMA}", "\N{GREEK SMALL LETTER FINAL SIGMA}"
 
@@ -13,19 +15,19 @@ _SIGMA, _FINAL_SIGMA = "\N{GREEK SMALL LETTER SIGMA}", "\N{GREEK SMALL LETTER FI
 def spell(text: str, labels: tuple[str, ...]) -> str:
     """Spell `text` with the labels: in their case, if they have only one, and with characters composed as theirs are.
 
-    All apostrophes become the labels' own one, or go if there is none; invisible characters that are no labels go too.
+    All apostrophes and hyphens become the labels' own ones. Apostrophes go if there is none, and so do invisible
+    characters that are no labels.
 
     Args:
         text: any text; other characters that the labels cannot spell stay.
         labels: one character each.
     """
     text = unicodedata.normalize("NFC", text)
-    own = next((label for label in labels if label in APOSTROPHES), "")
-    changes = {ord(mark): own for mark in APOSTROPHES if mark not in labels}
-    # Soft hyphens and direction marks are removed; a zero-width space separates words, as in Khmer.
-    for unseen in (c for c in set(text) - set(labels) if unicodedata.category(c) == "Cf"):
-        changes[ord(unseen)] = " " if unseen == "\u200b" else ""
-    text = text.translate(changes)
+    text = text.translate(_own_marks(labels))
+    if not text.isascii():
+        # Soft hyphens and direction marks are removed; a zero-width space separates words, as in Khmer.
+        for unseen in (c for c in set(text) - set(labels) if unicodedata.category(c) == "Cf"):
+            text = text.replace(unseen, " " if unseen == "\u200b" else "")
     lower, upper = choose_cases(labels)
     if not any(map(str.isupper, labels)):
         text = lower(text)
@@ -48,11 +50,19 @@ def choose_cases(labels: Sequence[str]) -> tuple[Callable[[str], str], Callable[
     """
     capitals = str.maketrans({"ß": "ẞ"} if "ẞ" in labels else {})
     if _DOTLESS_I not in labels and "İ" not in labels:
-        return str.lower, lambda text: text.translate(capitals).upper()
+        return str.lower, (lambda text: text.translate(capitals).upper()) if capitals else str.upper
     return (
         lambda text: text.replace("I", _DOTLESS_I).replace("İ", "i").lower(),
         lambda text: text.replace("i", "İ").translate(capitals).upper(),
     )
+
+
+@lru_cache(4)
+def _own_marks(labels: tuple[str, ...]) -> Mapping[int, str]:
+    """Map apostrophes and hyphens that are no labels to those that are."""
+    apostrophe, hyphen = (next((label for label in labels if label in marks), "") for marks in (APOSTROPHES, HYPHENS))
+    changes = {ord(mark): apostrophe for mark in APOSTROPHES} | {ord(mark): hyphen for mark in HYPHENS if hyphen}
+    return {code: own for code, own in changes.items() if chr(code) not in labels}
 
 
 @lru_cache(4)
