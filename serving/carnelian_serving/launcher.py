@@ -25,6 +25,7 @@ from carnelian_serving.endings import Crash, describe_crash
 from carnelian_serving.environment import FEW_THREADS, KEPT_MEMORY, QUIET
 from carnelian_serving.errors import ServerError
 from carnelian_serving.installation import Installation, find_installation
+from carnelian_serving.limits import OUT_OF_THREADS
 from carnelian_serving.repository import check_repository, is_plain, resolve_repository, served_path
 from carnelian_serving.shared_memory import (
     REGIONS,
@@ -274,10 +275,14 @@ class Server:
                     reasons = "\n  ".join(find_reasons(self.log))
                     raise ServerError(f"every model must load, but one cannot, and tritonserver hangs:\n  {reasons}")
             if time.monotonic() > deadline:
+                advice = (
+                    "allow more (`--start-timeout`, `ready_timeout_s`), as where TensorRT builds engines; or "
+                    "tritonserver waits for a thread that it may not have (`pids.max`, `ulimit -u`)"
+                )
                 raise ServerError(
-                    f"the models of {self.repository} must be ready within {self._ready_timeout_s:g} s, but "
-                    "are not; allow more (`--start-timeout`, `ready_timeout_s`), as where TensorRT "
-                    "builds engines; last lines of the log:\n" + "\n".join(self._triton.last_lines() or ["(none)"])
+                    f"the models of {self.repository} must be ready within {self._ready_timeout_s:g} s, but are not; "
+                    f"{OUT_OF_THREADS if self._triton.was_refused_threads else advice}; last lines of the log:\n"
+                    + "\n".join(self._triton.last_lines() or ["(none)"])
                 )
             time.sleep(0.05)
 

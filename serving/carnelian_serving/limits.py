@@ -1,10 +1,11 @@
-"""The limits that tritonserver starts with: the size of its threads' stacks, and open files."""
+"""The limits of tritonserver: the size of its threads' stacks, open files, and the number of its threads."""
 
 from __future__ import annotations
 
 import contextlib
 import resource
 from collections.abc import Iterator
+from pathlib import Path
 
 THREAD_STACK_BYTES = 64 * 2**20
 """The size of a thread's stack. If an HTTP body calls itself a form, as curl's do, Triton 2.51 puts two copies of it on
@@ -12,6 +13,11 @@ the stack, and crashes if they do not fit: from 4 MB on with the usual 8 MiB. Un
 space: the server has some 20 GB of it, which a batch system may forbid (`ulimit -v`)."""
 OPEN_FILES = 65_536
 """The limit of open files. Each connection is one; if they run out, Triton logs megabytes a second about it."""
+OUT_OF_THREADS = (
+    "it ran out of threads, processes or memory; allow more (`pids.max` of the container, `ulimit -u`, `-v`, `-d`)"
+)
+_OWN_CGROUPS = Path("/proc/self/cgroup")
+_CGROUPS = Path("/sys/fs/cgroup")
 
 
 @contextlib.contextmanager
@@ -21,6 +27,19 @@ def raised_limits() -> Iterator[None]:
     stacks = _raised(resource.RLIMIT_STACK, THREAD_STACK_BYTES) if has_room else contextlib.nullcontext()
     with stacks, _raised(resource.RLIMIT_NOFILE, OPEN_FILES):
         yield
+
+
+def num_refused_threads() -> int:
+    """Return how often `pids.max` has refused this process's cgroup a thread or process, if the kernel says it."""
+    with contextlib.suppress(OSError):
+        for line in _OWN_CGROUPS.read_text().splitlines():
+            _, tree, path = line.split(":", 2)
+            if tree not in ("", "pids"):  # the names of version 2's only one and of version 1's
+                continue
+            for folder in (path.strip("/"), ""):  # a container may see its own as the root
+                with contextlib.suppress(OSError):
+                    return int((_CGROUPS / tree / folder / "pids.events").read_text().split()[1])
+    return 0
 
 
 @contextlib.contextmanager

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from carnelian_serving.limits import OUT_OF_THREADS
+
 _RECORD = re.compile(
     r"^(?:(?P<level>[IWEF])\d{4} [\d:.]+|[\dT:-]+Z (?P<iso_level>[IWEF])) +\d+ [\w.]+:\d+\] +"
     r'"?(?P<text>.*?)"?$'
@@ -26,9 +28,7 @@ _SHORTAGES = {
     # The HTTP server's words; Triton takes them for a port in use.
     re.compile("Too many open files"): "it ran out of open files; allow more (`ulimit -n`)",
     # The words of OpenBLAS, of std::thread, and of the system, which DALI passes on.
-    re.compile("pthread_create failed|std::system_error|Resource temporarily unavailable"): (
-        "it ran out of threads, processes or memory; allow more (`pids.max` of the container, `ulimit -u`, `-v`, `-d`)"
-    ),
+    re.compile("pthread_create failed|std::system_error|Resource temporarily unavailable"): OUT_OF_THREADS,
 }
 _START_FAILED = re.compile(r"^error: ")
 _GAVE_UP = re.compile(r"^error: creating server: ")

@@ -14,7 +14,7 @@ from functools import cached_property
 
 from carnelian_serving.endings import KILLED, Crash, describe_crash, describe_exit, has_ended, sleep_until_end
 from carnelian_serving.errors import ServerError
-from carnelian_serving.limits import raised_limits
+from carnelian_serving.limits import num_refused_threads, raised_limits
 from carnelian_serving.server_log import ServerLog
 from carnelian_serving.shared_memory import Regions
 from carnelian_serving.startup_log import find_reasons, is_noise
@@ -51,6 +51,7 @@ class TritonProcess:
         """The shared memory of its Python-based instances."""
         self._process: subprocess.Popen[str] | None = None
         self._is_over = False
+        self._num_refused_before = 0
 
     @property
     def is_running(self) -> bool:
@@ -73,6 +74,11 @@ class TritonProcess:
         """The number of Python-based model instances."""
         return self._stubs.num_instances
 
+    @property
+    def was_refused_threads(self) -> bool:
+        """Whether a thread or process was refused since the start. It need not say so, and may wait for it for ever."""
+        return num_refused_threads() > self._num_refused_before
+
     def start(self, command: Sequence[str], environment: Mapping[str, str], rewrite: Callable[[str], str]) -> None:
         """Start the process.
 
@@ -88,6 +94,7 @@ class TritonProcess:
         setpriv = shutil.which("setpriv", path=os.defpath)
         if setpriv is not None and threading.current_thread() is threading.main_thread():
             command = [setpriv, "--pdeathsig=TERM", *command]
+        self._num_refused_before = num_refused_threads()
         with raised_limits():
             self._process = subprocess.Popen(
                 command,

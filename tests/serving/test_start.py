@@ -157,7 +157,7 @@ def test_a_repository_that_leads_nowhere_is_named(tmp_path, run_command, command
 def start_script(cut_repository, monkeypatch, make_server):
     """Starts a shell script in place of tritonserver and returns why it did not become ready."""
 
-    def start(script):
+    def start(script, **options):
         def wrap(scratch):
             binary = scratch / "script"
             binary.write_text(f"#!/bin/sh\n{script}\n")
@@ -166,7 +166,7 @@ def start_script(cut_repository, monkeypatch, make_server):
 
         monkeypatch.setattr("carnelian_serving.launcher.find_installation", wrap)
         with pytest.raises(ServerError) as error:
-            make_server(cut_repository).start()
+            make_server(cut_repository, **options).start()
         return str(error.value)
 
     return start
@@ -210,6 +210,17 @@ OUT_OF_THREADS = (
 )
 def test_too_few_threads_are_named(start_script, line):
     assert f":\n  {OUT_OF_THREADS}" in start_script(f"cat <<'END'\n{line}\nEND\nexit 1")
+
+
+@pytest.mark.parametrize(
+    ("num_refused", "advice"), [((7, 8), OUT_OF_THREADS), ((7, 7), "allow more (`--start-timeout`, `ready_timeout_s`)")]
+)
+def test_a_server_that_waits_for_a_thread_in_silence_is_told_so(start_script, monkeypatch, num_refused, advice):
+    monkeypatch.setattr("carnelian_serving.triton_process.num_refused_threads", iter(num_refused).__next__)
+    why = start_script("exec sleep 60", ready_timeout_s=0.1)
+    assert f" must be ready within 0.1 s, but are not; {advice}" in why
+    assert "`pids.max`" in why
+    assert why.endswith("; last lines of the log:\n(none)")
 
 
 def test_a_server_that_hangs_once_a_model_has_failed_is_ended(start_script, monkeypatch):

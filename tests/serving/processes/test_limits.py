@@ -5,7 +5,8 @@ import json
 import resource
 from pathlib import Path
 
-from carnelian_serving.limits import OPEN_FILES, raised_limits
+import pytest
+from carnelian_serving.limits import OPEN_FILES, num_refused_threads, raised_limits
 
 
 def test_a_server_reports_to_nobody_and_may_open_many_files(cut_repository, make_server):
@@ -43,3 +44,23 @@ def test_stacks_are_left_as_they_are_where_address_space_is_limited():
             assert resource.getrlimit(resource.RLIMIT_STACK) == stack
     finally:
         resource.setrlimit(resource.RLIMIT_AS, space)
+
+
+@pytest.mark.parametrize(
+    ("own", "file"),
+    [
+        ("0::/a.slice/b:c", "a.slice/b:c/pids.events"),
+        ("0::/", "pids.events"),
+        ("9:name=systemd:/\n8:pids:/docker/1\n0::/", "pids/docker/1/pids.events"),
+        ("4:memory:/a\n8:pids:/docker/1", "pids/pids.events"),
+    ],
+)
+def test_threads_that_a_cgroup_was_refused_are_counted(tmp_path, monkeypatch, own, file):
+    monkeypatch.setattr("carnelian_serving.limits._OWN_CGROUPS", tmp_path / "own")
+    monkeypatch.setattr("carnelian_serving.limits._CGROUPS", tmp_path)
+    assert num_refused_threads() == 0
+    (tmp_path / "own").write_text(f"{own}\n")
+    assert num_refused_threads() == 0
+    (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / file).write_text("max 3\n")
+    assert num_refused_threads() == 3
