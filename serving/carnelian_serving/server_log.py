@@ -53,16 +53,22 @@ class ServerLog:
         return list(self._lines)
 
     def follow(self, stream: IO[str], rewrite: Callable[[str], str] = str) -> None:
-        """Read the stream from now on; keep each line, as `rewrite` returns it, and hand it on."""
+        """Read the stream from now on; keep each line, as `rewrite` returns it, and hand it on.
+
+        Raises:
+            RuntimeError: No thread can be had.
+        """
         self._writer.start()
-        self._reader = threading.Thread(target=self._read, args=(stream, rewrite), daemon=True)
-        self._reader.start()
+        reader = threading.Thread(target=self._read, args=(stream, rewrite), daemon=True)
+        reader.start()
+        self._reader = reader
 
     def close(self) -> None:
         """Wait until all lines are read and handed on, for at most :data:`READER_END_S`."""
-        if self._reader is None:
+        if self._reader is not None:
+            self._reader.join(READER_END_S)
+        if not self._writer.is_alive():
             return
-        self._reader.join(READER_END_S)
         with contextlib.suppress(queue.Full):
             with self._telling:
                 left_out = self._count_left_out() if self._num_left_out else None

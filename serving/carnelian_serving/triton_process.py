@@ -14,7 +14,7 @@ from functools import cached_property
 
 from carnelian_serving.endings import KILLED, Crash, describe_crash, describe_exit, has_ended, sleep_until_end
 from carnelian_serving.errors import ServerError
-from carnelian_serving.limits import num_refused_threads, raised_limits
+from carnelian_serving.limits import OUT_OF_THREADS, num_refused_threads, raised_limits
 from carnelian_serving.server_log import ServerLog
 from carnelian_serving.shared_memory import Regions
 from carnelian_serving.startup_log import find_reasons, is_noise
@@ -86,6 +86,9 @@ class TritonProcess:
             command: Its program and arguments.
             environment: All of its variables. `TMPDIR` is a folder of its own, named as its regions are.
             rewrite: What is kept of each line of its log.
+
+        Raises:
+            ServerError: /dev/shm cannot be written to, or no thread can be had.
         """
         # A launcher that is killed takes the server with it. The signal is bound to the *thread* that starts
         # the server, so it is asked for only where that thread lives as long as the process. A preexec_fn would
@@ -108,7 +111,11 @@ class TritonProcess:
                 start_new_session=True,  # Ctrl-C in a terminal reaches the launcher alone
             )
         assert self._process.stdout is not None
-        self.log.follow(self._process.stdout, rewrite)
+        try:
+            self.log.follow(self._process.stdout, rewrite)
+        except RuntimeError as error:
+            self._process.stdout.close()
+            raise ServerError(f"carnelian-serve must be able to start a thread, but {OUT_OF_THREADS}") from error
 
     def spare_loads(self) -> None:
         """Let the server go on from now on where a model that it loads in addition crashes."""

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from carnelian_serving.errors import ServerError
 from carnelian_serving.server_log import MOST_WAITING, ServerLog
+from carnelian_serving.shared_memory import SHARED_MEMORY
 from carnelian_serving.startup_log import is_noise
 from tritonclient.utils import InferenceServerException
 
@@ -74,6 +76,25 @@ def test_a_reader_that_reads_gets_all():
         log.close()
         log.close()
     assert taken == [str(i) for i in range(5000)]
+
+
+@pytest.mark.parametrize("refused", ["_hand_on", "_read"])
+def test_a_log_for_which_no_thread_can_be_had_keeps_no_server_from_its_end(
+    cut_repository, monkeypatch, refused, make_server
+):
+    """Where the container's `pids.max` is reached."""
+    start = threading.Thread.start
+
+    def refuse(thread):
+        if thread._target.__name__ == refused:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    server = make_server(cut_repository)
+    with pytest.raises(ServerError, match=r"carnelian-serve must be able to start a thread, but it ran out of threads"):
+        server.start()
+    assert not list(SHARED_MEMORY.glob(f"{server._triton.regions.prefix}*"))
 
 
 def test_who_gets_the_log_may_raise(cut_repository, caplog, make_server, wait_until):
