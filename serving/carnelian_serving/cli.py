@@ -159,4 +159,4 @@ def _print_log(line: str) -> None:
     if sys.stderr is None:  # it was closed from the start, and another file may have its number
         return
     with contextlib.suppress(OSError):
-        os.write(sys.stderr.fileno(), f"{line}\n".encode(errors="backslashreplace"))
+        os.write(sys.stderr.fileno(), f"{line}\n".encode(sys.stderr.encoding, "backslashreplace"))

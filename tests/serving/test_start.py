@@ -33,6 +33,14 @@ def test_a_word_that_is_no_option_of_tritonserver_is_wrong_use(cut_repository, r
     assert "must begin with" in done.stderr
 
 
+def test_a_terminals_encoding_spells_a_path_and_escapes_the_rest(tmp_path, monkeypatch, command_line):
+    monkeypatch.setenv("PYTHONIOENCODING", "latin-1")
+    command = [*command_line, f"--repository={tmp_path}/mod els ünï ž"]
+    done = subprocess.run(command, capture_output=True, check=False)
+    spelt = "mod els ünï \\u017e".encode("latin-1")
+    assert [spelt in line for line in done.stderr.splitlines()] == [True, True]
+
+
 def test_a_value_apart_from_its_option_is_told_how_to_write_both(run_command):
     done = run_command("--", "--grpc-keepalive-time", "30000")
     assert done.returncode == 2
