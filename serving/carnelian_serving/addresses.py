@@ -44,12 +44,12 @@ def held_ports(host: str, wanted: dict[str, int]) -> Iterator[dict[str, int]]:
         for option, port in wanted.items():
             if port in chosen.values():
                 raise ServerError(f"the ports must differ, but `{option}` is {port} as well; give it another")
-            held = sockets.enter_context(socket.socket(_family(host)))
-            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
+                held = sockets.enter_context(socket.socket(_family(host)))
+                held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 held.bind((host, port))  # without listening, so that Triton can
             except OSError as error:
-                if error.errno == errno.EADDRNOTAVAIL:
+                if error.errno not in (errno.EADDRINUSE, errno.EACCES):
                     raise _no_address(host, error) from error
                 raise ServerError(
                     f"`{option}` must be a free port, but {port} on {host} cannot be had: "

@@ -101,7 +101,7 @@ def test_of_two_starts_at_once_one_is_told_that_its_port_is_taken(cut_repository
             make_server(cut_repository, http_port=port).start()
 
 
-@pytest.mark.parametrize("host", ["no.such.host.invalid", "::x", "192.0.2.1", "a..b"])
+@pytest.mark.parametrize("host", ["no.such.host.invalid", "::x", "192.0.2.1", "a..b", "fe80::1%lo"])
 def test_a_host_that_is_not_this_machine_is_named(host):
     words = f"`--host` must be an address of this machine, but {host} is none: [^(]+$"
     with pytest.raises(ServerError, match=words), held_ports(find_address(host), {"--http-port": 0}):
