@@ -27,9 +27,13 @@ _FAILED = re.compile(r"\bFailed to create instance: |\bfailed to load '")
 _SHORTAGES = {
     # The HTTP server's words; Triton takes them for a port in use.
     re.compile("Too many open files"): "it ran out of open files; allow more (`ulimit -n`)",
-    # The words of OpenBLAS, of std::thread, and of the system, which DALI passes on.
-    re.compile("pthread_create failed|std::system_error|Resource temporarily unavailable"): OUT_OF_THREADS,
+    # The words of OpenBLAS, of std::thread, of the system, which DALI passes on, and of the dynamic linker.
+    re.compile(
+        "pthread_create failed|std::system_error|Resource temporarily unavailable|failed to map segment"
+    ): OUT_OF_THREADS,
 }
+_GRPC_PORT_TAKEN = re.compile("^UNKNOWN:.*Address already in use")
+"""Matches gRPC's account of a port that is in use; Triton says it again in fewer words."""
 _START_FAILED = re.compile(r"^error: ")
 _GAVE_UP = re.compile(r"^error: creating server: ")
 """Matches what tritonserver writes last of all, into no `--log-file`, before it ends with status 1."""
@@ -85,10 +89,10 @@ def find_reasons(lines: Iterable[str]) -> list[str]:
     errors: list[str] = []
     syntax_error = ""
     for line in lines:
-        if is_noise(line):
-            continue
         record = _RECORD.match(line)
         text = (record["text"] if record else line).replace("\\n", "\n").replace('\\"', '"')
+        if is_noise(line) or _GRPC_PORT_TAKEN.match(text):
+            continue
         if syntax := _SYNTAX_ERROR.search(text):
             syntax_error = f" (line {syntax['where']})"  # protobuf writes it just before Triton names the model
         elif failed := _MODEL_FAILED.match(text):

@@ -63,6 +63,16 @@ def test_a_taken_port_is_named_with_its_option(cut_repository, run_command):
     assert "`--grpc-port 0` takes any" in result.stderr
 
 
+def test_a_port_that_is_taken_elsewhere_than_was_looked_is_told_in_tritons_words(cut_repository, make_server):
+    with socket.create_server(("127.0.0.2", 0)) as taken:
+        port = taken.getsockname()[1]
+        server = make_server(cut_repository, grpc_port=port, triton_options=["--grpc-address=127.0.0.2"])
+        with pytest.raises(ServerError) as error:
+            server.start()
+    words = f":\n  failed to start GRPC service: Unavailable - Socket '127.0.0.2:{port}' already in use"
+    assert str(error.value).endswith(words)
+
+
 def test_a_second_start_takes_any_port_again(cut_repository, make_server):
     server = make_server(cut_repository)
     with pytest.raises(ServerError, match="must be started first"):
@@ -214,6 +224,7 @@ OUT_OF_THREADS = (
         "OpenBLAS blas_thread_init: pthread_create failed for thread 1 of 64: Resource temporarily unavailable",
         "terminate called after throwing an instance of 'std::system_error'",
         NO_THREAD,
+        "ImportError: /lib/nvidia/dali/libdali_operators.so: failed to map segment from shared object",
     ],
 )
 def test_too_few_threads_are_named(start_script, line):
