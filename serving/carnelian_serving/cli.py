@@ -22,7 +22,7 @@ from carnelian_serving.triton_options import has_port
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 PAUSE_SIGNALS = (signal.SIGSEGV, signal.SIGABRT)
-"""The signals by which tritonserver ends after it stood still for more than a second amid requests."""
+"""The signals by which tritonserver ends after it stood still, or its clock was set forward, amid requests."""
 
 
 def _folder(path: str) -> Path:
@@ -107,7 +107,9 @@ def serve(
     except (ServerError, OSError) as error:
         print(f"carnelian-serve: {error}", file=sys.stderr)
         raise typer.Exit(1) from None
-    pause = "a pause of the machine of a second, under load, can do that; " if -status in PAUSE_SIGNALS else ""
+    pause = ""
+    if -status in PAUSE_SIGNALS:
+        pause = "a pause of the machine, or a step of its clock, of a second, under load, can do that; "
     why = f"; {KILLED}" if status == -signal.SIGKILL else f" by itself; {pause}its log above may say why"
     print(
         f"carnelian-serve: tritonserver must run until it is told to end, but {describe_exit(status)}{why}; start "

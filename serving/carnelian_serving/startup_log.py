@@ -22,7 +22,9 @@ _NO_MODEL = re.compile(r"at least one version must be available|Could not determ
 """Matches what Triton says about folders that are no models, such as `.git` and `lost+found`. If it may not open one,
 it says so, with the path at the end."""
 _CRASHED = "is not healthy."
-_CRASHED_OR_PAUSED = "it may have crashed, as where memory has run out, or the machine paused a second"
+_CRASHED_OR_PAUSED = (
+    "it may have crashed, as where memory has run out, or the machine paused a second, or its clock jumped"
+)
 _FAILED = re.compile(r"\bFailed to create instance: |\bfailed to load '")
 _SHORTAGES = {
     # The HTTP server's words; Triton takes them for a port in use.

@@ -200,7 +200,8 @@ class TritonProcess:
             reasons = [KILLED, *reasons]
         elif status < 0 and not found:
             reasons = [
-                "the machine may have paused a second, or a model's process been killed, as where memory has run out",
+                "the machine may have paused a second, its clock have jumped, or a model's process been killed, as "
+                "where memory has run out",
                 *reasons,
             ]
         if by_force := [crash for crash in crashed if crash.status != 0]:

@@ -199,7 +199,8 @@ NO_GPU = 'E1126 13:48:34.559668 7384 server.cc:241] "CudaDriverHelper has not be
         ("KILL", "SIGKILL is what the kernel sends where memory has run out"),
         (
             "SEGV",
-            "the machine may have paused a second, or a model's process been killed, as where memory has run out",
+            "the machine may have paused a second, its clock have jumped, or a model's process been killed, as where "
+            "memory has run out",
         ),
     ],
 )
