@@ -7,7 +7,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 
 from carnelian_training.config import Config
@@ -93,12 +93,13 @@ def write_model(
     _check_repository(repository)
     target = target or Target()
     stages = {f"{name}{suffix}" for suffix in SUFFIXES} | ({AUDIO_DECODE} if "decode" in target.tuning else set())
-    parent = repository.resolve().parent
+    whole = repository.resolve()
+    parent = next(place for place in whole.parents if place.exists())
+    beside = not whole.exists() or _can_hold(parent, repository)
     # Another export could replace the model whose folder holds the temporary one, and delete both: they take turns.
     with (
-        _made(repository),
-        nullcontext() if (beside := _can_hold(parent, repository)) else _held(repository),
-        _scratch(parent if beside else _place_inside(repository.resolve(), stages)) as staged,
+        nullcontext() if beside else _held(repository),
+        _scratch(parent if beside else _place_inside(whole, stages)) as staged,
     ):
         with written(repository / name, ", and is as it was before"):
             write_stages(staged, name, config, decoding or Decoding(), target)
@@ -123,23 +124,9 @@ def write_model(
 
 
 @contextmanager
-def _made(folder: Path) -> Iterator[None]:
-    """Make a folder, with those around it, and delete them again if nothing came to be in them."""
-    whole = folder.resolve()
-    made = [place for place in (whole, *whole.parents) if not place.exists()]
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        yield
-    finally:
-        with suppress(OSError):
-            for place in made:
-                place.rmdir()
-
-
-@contextmanager
 def _held(repository: Path) -> Iterator[None]:
     """Make other exports on this machine wait. The folder itself is locked, so that no lock file is left in it."""
-    repository.mkdir(parents=True, exist_ok=True)  # another export that made it, and failed, deletes it
+    repository.mkdir(parents=True, exist_ok=True)  # only now, so that an export that fails leaves none
     handle = os.open(repository, os.O_RDONLY)
     try:
         try:
