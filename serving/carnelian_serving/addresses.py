@@ -16,8 +16,13 @@ def find_address(host: str) -> str:
     """Return a host's address, IPv4 for a name: Triton's HTTP server takes every name for 255.255.255.255.
 
     Raises:
-        ServerError: The name means no address.
+        ServerError: The name means no address, or the address is link-local.
     """
+    if host.lower().startswith("fe80:"):
+        raise ServerError(
+            f"`--host` must be an address that needs no interface with it, which Triton's HTTP server does not take, "
+            f"but {host} is of one link alone; give `::`, or another address of this machine"
+        )
     try:
         found = socket.getaddrinfo(host, None, _family(host), socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:  # UnicodeError: a label that no name may have, such as an empty one
@@ -49,8 +54,10 @@ def held_ports(host: str, wanted: dict[str, int]) -> Iterator[dict[str, int]]:
                 held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 held.bind((host, port))  # without listening, so that Triton can
             except OSError as error:
-                if error.errno not in (errno.EADDRINUSE, errno.EACCES):
+                if error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
                     raise _no_address(host, error) from error
+                if error.errno not in (errno.EADDRINUSE, errno.EACCES, errno.EPERM):
+                    raise
                 raise ServerError(
                     f"`{option}` must be a free port, but {port} on {host} cannot be had: "
                     f"{_reason(error)}; end what has it, or give another (`{option} 0` takes any)"

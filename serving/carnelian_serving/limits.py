@@ -30,7 +30,10 @@ def raised_limits() -> Iterator[None]:
 
 
 def num_refused_threads() -> int:
-    """Return how often `pids.max` has refused this process's cgroup a thread or process, if the kernel says it."""
+    """Return how often `pids.max` has refused this process's cgroup a thread or process, if the kernel says it.
+
+    From Linux 6.11 on, version 2 counts that in the cgroup that has the limit, which may be one around it.
+    """
     with contextlib.suppress(OSError):
         for line in _OWN_CGROUPS.read_text().splitlines():
             _, tree, path = line.split(":", 2)

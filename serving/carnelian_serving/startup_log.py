@@ -29,10 +29,13 @@ _FAILED = re.compile(r"\bFailed to create instance: |\bfailed to load '")
 _SHORTAGES = {
     # The HTTP server's words; Triton takes them for a port in use.
     re.compile("Too many open files"): "it ran out of open files; allow more (`ulimit -n`)",
-    # The words of OpenBLAS, of std::thread, of the system, which DALI passes on, and of the dynamic linker.
-    re.compile(
-        "pthread_create failed|std::system_error|Resource temporarily unavailable|failed to map segment"
-    ): OUT_OF_THREADS,
+    # The words of OpenBLAS, of std::thread, and of the system, which DALI passes on.
+    re.compile("pthread_create failed|std::system_error|Resource temporarily unavailable"): OUT_OF_THREADS,
+    # The dynamic linker's.
+    re.compile("failed to map segment"): (
+        "it could not load a library; allow more address space (`ulimit -v`), or keep libraries where programs may run "
+        "(a mount without noexec)"
+    ),
 }
 _GRPC_PORT_TAKEN = re.compile("^UNKNOWN:.*Address already in use")
 """Matches gRPC's account of a port that is in use; Triton says it again in fewer words."""

@@ -88,7 +88,7 @@ class TritonProcess:
             rewrite: What is kept of each line of its log.
 
         Raises:
-            ServerError: /dev/shm cannot be written to, or no thread can be had.
+            ServerError: /dev/shm cannot be written to, or no process or thread can be had.
         """
         # A launcher that is killed takes the server with it. The signal is bound to the *thread* that starts
         # the server, so it is asked for only where that thread lives as long as the process. A preexec_fn would
@@ -98,24 +98,25 @@ class TritonProcess:
         if setpriv is not None and threading.current_thread() is threading.main_thread():
             command = [setpriv, "--pdeathsig=TERM", *command]
         self._num_refused_before = num_refused_threads()
-        with raised_limits():
-            self._process = subprocess.Popen(
-                command,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                errors="replace",
-                pass_fds=self.regions.claim(environment["TMPDIR"]),
-                start_new_session=True,  # Ctrl-C in a terminal reaches the launcher alone
-            )
-        assert self._process.stdout is not None
         try:
+            with raised_limits():
+                self._process = subprocess.Popen(
+                    command,
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                    errors="replace",
+                    pass_fds=self.regions.claim(environment["TMPDIR"]),
+                    start_new_session=True,  # Ctrl-C in a terminal reaches the launcher alone
+                )
+            assert self._process.stdout is not None
             self.log.follow(self._process.stdout, rewrite)
-        except RuntimeError as error:
-            self._process.stdout.close()
-            raise ServerError(f"carnelian-serve must be able to start a thread, but {OUT_OF_THREADS}") from error
+        except (BlockingIOError, RuntimeError) as error:  # of a process, and of a thread
+            if self._process is not None and self._process.stdout is not None:
+                self._process.stdout.close()
+            raise ServerError(f"processes and threads must be able to start, but not here: {OUT_OF_THREADS}") from error
 
     def spare_loads(self) -> None:
         """Let the server go on from now on where a model that it loads in addition crashes."""

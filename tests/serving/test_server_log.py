@@ -1,5 +1,6 @@
 """What the launcher does with tritonserver's log, and what is in it."""
 
+import errno
 import subprocess
 import sys
 import threading
@@ -86,13 +87,30 @@ def test_a_log_for_which_no_thread_can_be_had_keeps_no_server_from_its_end(
     start = threading.Thread.start
 
     def refuse(thread):
-        if thread._target.__name__ == refused:
+        if getattr(thread._target, "__name__", "") == refused:
             raise RuntimeError("can't start new thread")
         start(thread)
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
     server = make_server(cut_repository)
-    with pytest.raises(ServerError, match=r"carnelian-serve must be able to start a thread, but it ran out of threads"):
+    with pytest.raises(
+        ServerError, match=r"processes and threads must be able to start, but not here: it ran out of threads"
+    ):
+        server.start()
+    assert not list(SHARED_MEMORY.glob(f"{server._triton.regions.prefix}*"))
+
+
+def test_a_server_for_which_no_process_can_be_had_is_told_why(cut_repository, monkeypatch, make_server):
+    start = subprocess.Popen
+
+    def refuse(*arguments, **options):
+        if "pass_fds" in options:
+            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+        return start(*arguments, **options)
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    server = make_server(cut_repository)
+    with pytest.raises(ServerError, match=r"must be able to start, but not here: it ran out of threads, processes"):
         server.start()
     assert not list(SHARED_MEMORY.glob(f"{server._triton.regions.prefix}*"))
 

@@ -1,5 +1,6 @@
 """What keeps a server from starting, each told with what to do."""
 
+import errno
 import socket
 import subprocess
 import sys
@@ -111,10 +112,26 @@ def test_of_two_starts_at_once_one_is_told_that_its_port_is_taken(cut_repository
             make_server(cut_repository, http_port=port).start()
 
 
-@pytest.mark.parametrize("host", ["no.such.host.invalid", "::x", "192.0.2.1", "a..b", "fe80::1%lo"])
+@pytest.mark.parametrize("host", ["no.such.host.invalid", "::x", "192.0.2.1", "a..b"])
 def test_a_host_that_is_not_this_machine_is_named(host):
     words = f"`--host` must be an address of this machine, but {host} is none: [^(]+$"
     with pytest.raises(ServerError, match=words), held_ports(find_address(host), {"--http-port": 0}):
+        pass
+
+
+@pytest.mark.parametrize("host", ["fe80::1", "FE80::1%lo"])
+def test_an_address_of_one_link_alone_is_refused(host):
+    with pytest.raises(ServerError, match=f"but {host} is of one link alone; give `::`, or another"):
+        find_address(host)
+
+
+@pytest.mark.parametrize(("number", "kind"), [(errno.EPERM, ServerError), (errno.EMFILE, OSError)])
+def test_only_a_port_that_is_refused_is_called_taken(monkeypatch, number, kind):
+    def refuse(*_):
+        raise OSError(number, "words")
+
+    monkeypatch.setattr(socket.socket, "bind", refuse)
+    with pytest.raises(kind, match="words"), held_ports("127.0.0.1", {"--http-port": 0}):
         pass
 
 
@@ -225,11 +242,17 @@ OUT_OF_THREADS = (
         "OpenBLAS blas_thread_init: pthread_create failed for thread 1 of 64: Resource temporarily unavailable",
         "terminate called after throwing an instance of 'std::system_error'",
         NO_THREAD,
-        "ImportError: /lib/nvidia/dali/libdali_operators.so: failed to map segment from shared object",
     ],
 )
 def test_too_few_threads_are_named(start_script, line):
     assert f":\n  {OUT_OF_THREADS}" in start_script(f"cat <<'END'\n{line}\nEND\nexit 1")
+
+
+def test_a_library_that_finds_no_place_is_told_what_may_be_the_cause(start_script):
+    why = start_script(
+        "echo 'ImportError: /lib/libdali_operators.so: failed to map segment from shared object'; exit 1"
+    )
+    assert ":\n  it could not load a library; allow more address space (`ulimit -v`), or " in why
 
 
 @pytest.mark.parametrize(
