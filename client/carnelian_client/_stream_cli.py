@@ -168,7 +168,7 @@ def _blocks(file: BinaryIO) -> Iterator[tuple[int, Block]]:
         with soundfile.SoundFile(file.fileno(), closefd=False) as source:
             if "ADPCM" in source.subtype and not source.seekable():
                 raise InvalidAudio(f"{source.subtype} cannot be read from a pipe, whose end libsndfile does not notice")
-            if source.seekable() and not file.seekable():  # only of such MP3; it would lose its place, and decode noise
+            if source.format == "MP3" and source.seekable() and not file.seekable():  # it would lose its place
                 raise InvalidAudio(
                     "MP3 that counts its frames cannot be read as it comes; use `--long -`, which waits for its end, "
                     "or write WAV, as `ffmpeg -f wav -` does"

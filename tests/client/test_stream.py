@@ -377,6 +377,34 @@ def test_a_closed_client_says_so_and_takes_no_more_blocks(endpoint, client, talk
     assert len(taken) <= 2
 
 
+def test_a_client_that_is_closed_while_it_hears_silence_takes_no_more_blocks(endpoint, client):
+    taken, silence = [], np.zeros(BLOCK, np.float32)
+
+    def microphone():
+        for number in range(100):
+            taken.append("blocking")
+            if number == 2:
+                client.close()
+            yield silence
+
+    async def listen():
+        twin = AsyncCarnelianClient(endpoint.url)
+
+        async def twins_microphone():
+            for number in range(100):
+                taken.append("asyncio")
+                if number == 2:
+                    await twin.close()
+                yield silence
+
+        [each async for each in twin.transcribe_stream(twins_microphone(), RATE)]
+
+    for call in (lambda: list(client.transcribe_stream(microphone(), RATE)), lambda: asyncio.run(listen())):
+        with pytest.raises(RuntimeError, match="the client is closed"):
+            call()
+    assert taken == ["blocking"] * 3 + ["asyncio"] * 3
+
+
 def test_blocks_that_come_asynchronously_are_the_twins(client):
     async def microphone():
         yield np.zeros(9)
