@@ -4,7 +4,7 @@ import urllib.parse
 
 import pytest
 from carnelian_training.ctc import Decoder, OptionError, Options
-from carnelian_training.ctc.spelling import spell
+from carnelian_training.ctc.spelling import speller
 
 LABELS = [" ", "a", "b"]
 
@@ -51,7 +51,7 @@ def test_a_wrong_option_is_refused_with_what_is_allowed(parameters, message):
     ],
 )
 def test_hot_words_are_spelled_as_the_labels_are(labels, word, spelled):
-    assert " ".join(spell(word, tuple(labels)).split()) == spelled
+    assert " ".join(speller(tuple(labels))(word).split()) == spelled
     Decoder(list(labels), 0.02).read_options({"decoder": "beam", "hotwords": [word]}, Options())
 
 

@@ -94,6 +94,7 @@ def test_a_word_that_looks_like_an_abbreviation_stays():
         ("दो-तीन - दो-", " -दोतीन", "दो-तीन दो"),
         ("из-за", " \u2011из\u0430", "из\u2011за"),
         ("oui--non", " -ouin", "oui non"),
+        ("oui\u2010\u2011non", " -ouin", "oui non"),
         ("o\u2018zbek", " o\u02bbzbek", "o\u02bbzbek"),
         ("ג\u05f3ירפה", " 'גירפה", "ג'ירפה"),
         ('צה\u05f4ל, ארה"ב "כן"', " צהלארבכן", "צהל ארהב כן"),

@@ -10,7 +10,7 @@ from decimal import Decimal
 
 from num2words import num2words
 
-from carnelian_training.ctc.spelling import APOSTROPHES, HYPHENS, spell
+from carnelian_training.ctc.spelling import APOSTROPHES, HYPHENS, speller
 
 LABEL_CHARACTERS = " abcdefghijklmnopqrstuvwxyz'"
 
@@ -119,8 +119,8 @@ def to_given_labels(text: str, labels: str) -> str | None:
     # between letters.
     quotes = "".join(sorted(mark for mark in APOSTROPHES if not (mark in labels and mark.isalpha())))
     text = _GERSHAYIM.sub(next((mark for mark in '"\u05f4' if mark in labels), ""), unicodedata.normalize("NFC", text))
-    text = re.sub(rf"(?<!\w)[{quotes}]+|[{quotes}]+(?!\w)|-{{2,}}", " ", text)
-    text = spell(text, tuple(labels))
+    text = re.sub(rf"(?<!\w)[{quotes}]+|[{quotes}]+(?!\w)|[{HYPHENS}]{{2,}}", " ", text)
+    text = speller(tuple(labels))(text)
     outside = {mark for mark in set(text) - set(labels) - _READ_OUT if unicodedata.category(mark).startswith("P")}
     words = text.translate(dict.fromkeys(map(ord, outside), " ")).split()
     text = " ".join(filter(None, (word.strip(HYPHENS) for word in words)))  # a hyphen of its own is a dash, and silent

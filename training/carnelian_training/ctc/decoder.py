@@ -15,7 +15,7 @@ from .greedy import greedy
 from .hotwords import Hotwords, build_hotwords
 from .hypothesis import Hypothesis
 from .options import OptionError, Options, change_options, read_options
-from .spelling import spell
+from .spelling import speller
 
 if TYPE_CHECKING:
     from .language_model import LanguageModel
@@ -132,7 +132,8 @@ class Decoder:
 
     def _build(self, phrases: tuple[str, ...], boost: float) -> Hotwords:
         labels = tuple(self._labels)
-        spelled = tuple(filter(None, (" ".join(spell(phrase, labels).split()) for phrase in phrases)))
+        spell = speller(labels)
+        spelled = tuple(filter(None, (" ".join(spell(phrase).split()) for phrase in phrases)))
         found, most = sum(len(phrase) + 2 for phrase in spelled), MAX_HOTWORD_CELLS // len(labels)
         if found > most:
             raise ValueError(

@@ -12,38 +12,46 @@ _DOTLESS_I = "\N{LATIN SMALL LETTER DOTLESS I}"
 _SIGMA, _FINAL_SIGMA = "\N{GREEK SMALL LETTER SIGMA}", "\N{GREEK SMALL LETTER FINAL SIGMA}"
 
 
-def spell(text: str, labels: tuple[str, ...]) -> str:
-    """Spell `text` with the labels: in their case, if they have only one, and with characters composed as theirs are.
+@lru_cache(4)
+def speller(labels: tuple[str, ...]) -> Callable[[str], str]:
+    """Return the function that spells texts with the labels.
 
-    All apostrophes and hyphens become the labels' own ones. Apostrophes go if there is none, and so do invisible
-    characters that are no labels.
+    It writes them in the labels' case, if they have only one, with characters composed as theirs are. All apostrophes
+    and hyphens become the labels' own ones. Apostrophes go if there is none, and so do invisible characters that are no
+    labels. Other characters that the labels cannot spell stay.
 
     Args:
-        text: any text; other characters that the labels cannot spell stay.
         labels: one character each.
     """
-    text = unicodedata.normalize("NFC", text)
-    text = text.translate(_own_marks(labels))
-    if not text.isascii():
-        # Soft hyphens and direction marks are removed; a zero-width space separates words, as in Khmer.
-        for unseen in (c for c in set(text) - set(labels) if unicodedata.category(c) == "Cf"):
-            text = text.replace(unseen, " " if unseen == "\u200b" else "")
+    known, marks, apart = frozenset(labels), _own_marks(labels), _apart(labels)
     lower, upper = choose_cases(labels)
+    change_case: Callable[[str], str] = str
     if not any(map(str.isupper, labels)):
-        text = lower(text)
-        if _SIGMA in labels and _FINAL_SIGMA not in labels:  # `lower` makes one at the end of a word
-            text = text.replace(_FINAL_SIGMA, _SIGMA)
+        change_case = lower
     elif not any(map(str.islower, labels)):
-        text = upper(text)
-    text = unicodedata.normalize("NFC", text)  # `upper` decomposes some characters
-    for composed, label in _apart(labels).items():
-        text = text.replace(composed, label)
-    marked = {character: unicodedata.normalize("NFD", character) for character in set(text) - set(labels)}
-    return "".join(marked[c] if c in marked and set(marked[c]) <= set(labels) else c for c in text)
+        change_case = upper
+    # `lower` makes a final sigma at the end of a word.
+    has_one_sigma = change_case is lower and _SIGMA in known and _FINAL_SIGMA not in known
+
+    def spell(text: str) -> str:
+        text = unicodedata.normalize("NFC", text).translate(marks)
+        # Soft hyphens and direction marks are removed; a zero-width space separates words, as in Khmer.
+        for unseen in (c for c in set(text) - known if unicodedata.category(c) == "Cf"):
+            text = text.replace(unseen, " " if unseen == "\u200b" else "")
+        text = change_case(text)
+        if has_one_sigma:
+            text = text.replace(_FINAL_SIGMA, _SIGMA)
+        text = unicodedata.normalize("NFC", text)  # `upper` decomposes some characters
+        for composed, label in apart.items():
+            text = text.replace(composed, label)
+        marked = {character: unicodedata.normalize("NFD", character) for character in set(text) - known}
+        return "".join(marked[c] if c in marked and known.issuperset(marked[c]) else c for c in text)
+
+    return spell
 
 
 def choose_cases(labels: Sequence[str]) -> tuple[Callable[[str], str], Callable[[str], str]]:
-    """Return the functions for lower and upper case.
+    """Return the functions for lower and upper case, Python's own where the labels need no others.
 
     Turkish labels have two letters i, each with its own capital. A capital ß among the labels is that of ß, which is
     SS otherwise.
@@ -57,7 +65,6 @@ def choose_cases(labels: Sequence[str]) -> tuple[Callable[[str], str], Callable[
     )
 
 
-@lru_cache(4)
 def _own_marks(labels: tuple[str, ...]) -> Mapping[int, str]:
     """Map apostrophes and hyphens that are no labels to those that are."""
     apostrophe, hyphen = (next((label for label in labels if label in marks), "") for marks in (APOSTROPHES, HYPHENS))
@@ -65,8 +72,7 @@ def _own_marks(labels: tuple[str, ...]) -> Mapping[int, str]:
     return {code: own for code, own in changes.items() if chr(code) not in labels}
 
 
-@lru_cache(4)
 def _apart(labels: tuple[str, ...]) -> Mapping[str, str]:
     """Map the NFC form of a label to the label, if NFC has characters that are not labels (as for some Hindi)."""
-    normal = {unicodedata.normalize("NFC", label): label for label in labels}
-    return {composed: label for composed, label in normal.items() if not set(composed) <= set(labels)}
+    known, normal = frozenset(labels), {unicodedata.normalize("NFC", label): label for label in labels}
+    return {composed: label for composed, label in normal.items() if not known.issuperset(composed)}

@@ -48,13 +48,14 @@ def warn_of_accents(references: Sequence[str], transcripts: Sequence[str]) -> No
     A server does not say what its labels are, but transcripts are spelled with them. Labels may mix the two forms.
     """
     heard = " ".join(transcripts)
-    composed, decomposed = (unicodedata.is_normalized(form, heard) for form in ("NFC", "NFD"))
-    if composed:
+    if unicodedata.is_normalized("NFC", heard):
         others = sum(not unicodedata.is_normalized("NFC", text) for text in references)
         forms = "decomposed characters (NFD)", "composed"
-    else:
-        others = decomposed * sum(not unicodedata.is_normalized("NFD", text) for text in references)
+    elif unicodedata.is_normalized("NFD", heard):
+        others = sum(not unicodedata.is_normalized("NFD", text) for text in references)
         forms = "composed characters (NFC)", "decomposed"
+    else:
+        return
     if others and heard.strip():
         logger.warning(
             "%d of %d references hold %s, which count as errors: transcripts are %s; `to_given_labels` writes them",
