@@ -16,13 +16,8 @@ def find_address(host: str) -> str:
     """Return a host's address, IPv4 for a name: Triton's HTTP server takes every name for 255.255.255.255.
 
     Raises:
-        ServerError: The name means no address, or the address is link-local.
+        ServerError: The name means no address.
     """
-    if host.lower().startswith("fe80:"):
-        raise ServerError(
-            f"`--host` must be an address that needs no interface with it, which Triton's HTTP server does not take, "
-            f"but {host} is of one link alone; give `::`, or another address of this machine"
-        )
     try:
         found = socket.getaddrinfo(host, None, _family(host), socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:  # UnicodeError: a label that no name may have, such as an empty one
@@ -52,9 +47,11 @@ def held_ports(host: str, wanted: dict[str, int]) -> Iterator[dict[str, int]]:
             try:
                 held = sockets.enter_context(socket.socket(_family(host)))
                 held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                held.bind((host, port))  # without listening, so that Triton can
+                # A link-local address comes with its interface. Without listening, so that Triton can.
+                held.bind(socket.getaddrinfo(host, port, _family(host), socket.SOCK_STREAM)[0][4])
             except OSError as error:
-                if error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+                # EINVAL: a link-local address without its interface
+                if error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.EINVAL):
                     raise _no_address(host, error) from error
                 if error.errno not in (errno.EADDRINUSE, errno.EACCES, errno.EPERM):
                     raise
