@@ -53,6 +53,7 @@ def _run_alone(grid: Grid, out: Path, retry: bool, program: Path) -> list[Result
     there = [path.parent for path in sorted(out.glob(f"*/{RESULT}"))]
     done = {folder.name: result for folder in there if (result := _find_result(folder, retry))}
     versions = {**find_versions(), "perf_analyzer": perf_analyzer.find_version(program)}
+    versions.pop("tritonserver", None)  # the server that is measured tells its own, which results hold
     facts: dict[str, Any] = {"commit": find_commit(), "machine": describe_machine(), "versions": versions}
     _check_same_machine(done.values(), facts)
     _check_same_files(done.values(), grid)

@@ -4,14 +4,16 @@ import dataclasses
 import json
 import logging
 import shlex
+from pathlib import Path
 
 import pytest
 import yaml
 from carnelian_perf.cli import main
 from carnelian_perf.cuts import cut_equal, write_files
 from carnelian_perf.load import LoadError
+from carnelian_perf.machine import describe_machine
 from carnelian_perf.sweeps import perf_analyzer
-from carnelian_perf.sweeps.grid import CellError, GridError
+from carnelian_perf.sweeps.grid import CellError, Grid, GridError, list_cells
 from carnelian_perf.sweeps.perf_analyzer import PerfAnalyzerError
 from carnelian_perf.sweeps.results import RESULT, Result, read_results
 from carnelian_perf.sweeps.run import run_grid
@@ -88,6 +90,19 @@ def test_open_loop_is_kept_if_its_closed_one_fails_when_measured_again(make_grid
     assert (failed.status, kept) == ("failed", opened)
     assert caplog.messages[-1] == "1 cells measured now, 1 were there"
     assert run_grid(grid, tmp_path) == [failed, opened]
+
+
+def test_results_are_continued_where_a_native_server_is_installed(manifest, make_result, tmp_path, monkeypatch):
+    """It need not be the one that is measured, which tells its version itself."""
+    monkeypatch.setattr(perf_analyzer, "find_perf_analyzer", lambda: Path("perf_analyzer"))
+    monkeypatch.setattr(perf_analyzer, "find_version", lambda _: "2.51.0")
+    monkeypatch.setattr("carnelian_perf.sweeps.run.find_versions", lambda: {"tritonserver": "native 2.46.0"})
+    grid = Grid(name="small", models={"quartznet_demo": {}}, manifest=manifest, durations_s=[0.5], static={})
+    results = [dataclasses.replace(make_result(cell, 30.0), machine=describe_machine()) for cell in list_cells(grid)]
+    for result in results:
+        (tmp_path / result.cell.name).mkdir()
+        result.write(tmp_path / result.cell.name / RESULT)
+    assert run_grid(grid, tmp_path) == results
 
 
 @pytest.mark.usefixtures("program")
