@@ -192,6 +192,11 @@ def choose_clips(manifest: Path | None) -> tuple[list["WavClip"], "Traffic"]:
     return clips, Traffic.of(source, (clip.duration_s for clip in clips))
 
 
+def served_name(model: str, random_weights: Path | None) -> str:
+    """Name the recogniser under test: the given one, or the YAML's whose random weights are exported."""
+    return random_weights.stem if random_weights else model
+
+
 @contextlib.contextmanager
 def served_repository(
     repository: Path, model: str, random_weights: Path | None, manifest: Path | None
@@ -208,6 +213,6 @@ def served_repository(
     from carnelian_perf.networks import export_random
 
     with tempfile.TemporaryDirectory(prefix="carnelian-perf-") as scratch:
-        exported, name = Path(scratch) / "models", random_weights.stem
+        exported, name = Path(scratch) / "models", served_name(model, random_weights)
         export_random(exported, name, random_weights)
         yield exported, name

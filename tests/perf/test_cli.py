@@ -114,6 +114,23 @@ def test_what_is_not_there_is_refused_before_an_export(command, tmp_path, call, 
     assert (status, "--manifest must be a file, but nowhere.jsonl is not there" in err) == (2, True), err
 
 
+@pytest.mark.parametrize("command", ["mixed", "tune", "overhead", "first-request"])
+def test_what_cannot_be_written_by_default_is_refused_before_an_export(command, tmp_path, call, monkeypatch):
+    monkeypatch.setattr(networks, "export_random", lambda *_: pytest.fail("exported"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "perf").touch()
+    options = ("--random-weights", ROOT / QUARTZNET, "--manifest", ROOT / DEMO_CLIPS)
+    status, _, err = call(main, command, *options)
+    assert (status, "perf/results/quartznet_15x5_" in err) == (2, True), err
+
+
+def test_a_tuning_over_its_raw_file_is_refused_before_an_export(tmp_path, call, monkeypatch):
+    monkeypatch.setattr(networks, "export_random", lambda *_: pytest.fail("exported"))
+    raw = tmp_path / "tune.json"
+    status, _, err = call(main, "tune", "--random-weights", ROOT / QUARTZNET, "--out", raw, "--write", raw)
+    assert (status, "must be another file" in err) == (2, True), err
+
+
 @pytest.mark.parametrize(
     ("arguments", "option"), [(["mixed", "--manifest", DEMO_CLIPS], "--checkpoint"), (["tune"], "--manifest")]
 )

@@ -24,6 +24,7 @@ from carnelian_perf.options import (
     raw_file_option,
     raw_file_path,
     render_option,
+    served_name,
     served_repository,
 )
 from carnelian_perf.output import show_page, write_each
@@ -67,6 +68,8 @@ def tune(
     if raw is None:
         from carnelian_perf.server.tune import Plan, list_knobs, measure
 
+        raw = raw_file_path(out, f"{served_name(model, random_weights)}_tune_{objective}.json")
+        check_apart(write, raw, raw.with_suffix(".md"))
         with served_repository(repository, model, random_weights, manifest) as (served, name):
             clips, traffic = choose_clips(manifest)
             plan = Plan(
@@ -81,8 +84,6 @@ def tune(
                 rounds=rounds,
                 knobs=list_knobs(objective),
             )
-            raw = raw_file_path(out, f"{name}_tune_{objective}.json")
-            check_apart(write, raw, raw.with_suffix(".md"))
             write_each(measure(plan), raw)
     else:
         check_render(context, "--write")
@@ -129,6 +130,7 @@ def overhead(
             raise typer.BadParameter(f"--clips must be a multiple of --batch, {batch}, but is {clips}")
         if clips < clients:
             raise typer.BadParameter(f"--clips must be one for each of --clients, {clients}, at least, but is {clips}")
+        raw = raw_file_path(out, f"{served_name(model, random_weights)}_overhead.json")
         with served_repository(repository, model, random_weights, manifest) as (served, name):
             if batch > (most := read_config(served / f"{name}_pcm").max_batch_size):
                 raise typer.BadParameter(f"--batch must be at most {most}, what the model takes, but is {batch}")
@@ -141,7 +143,6 @@ def overhead(
                 clients=clients,
                 batch=batch,
             )
-            raw = raw_file_path(out, f"{name}_overhead.json")
             write_each(measure(plan), raw)
     else:
         check_render(context)
@@ -176,6 +177,7 @@ def first_request(
         from carnelian_perf.server.first_request import DISTINCT_CLIPS, Plan, measure
 
         durations_s = durations_of(durations)
+        raw = raw_file_path(out, f"{served_name(model, random_weights)}_first_request.json")
         with served_repository(repository, model, random_weights, manifest) as (served, name):
             plan = Plan(
                 repository=served,
@@ -185,7 +187,6 @@ def first_request(
                 rounds=rounds,
                 num_requests=requests,
             )
-            raw = raw_file_path(out, f"{name}_first_request.json")
             write_each(measure(plan), raw)
     else:
         check_render(context)

@@ -19,6 +19,7 @@ from carnelian_perf.options import (
     raw_file_option,
     raw_file_path,
     render_option,
+    served_name,
     served_repository,
 )
 from carnelian_perf.output import show_page, write_each
@@ -113,6 +114,7 @@ def mixed(
     if raw is None:
         if random_weights is None:
             check_file("--checkpoint", checkpoint)
+        raw = raw_file_path(out, f"{served_name(model, random_weights)}_mixed.json")
         with served_repository(repository, model, random_weights, manifest) as (served, name):
             from carnelian_training.checkpoint import load_model
 
@@ -134,7 +136,6 @@ def mixed(
                 steps=steps,
                 rounds=rounds,
             )
-            raw = raw_file_path(out, f"{name}_mixed.json")
             write_each(measure(plan), raw)
     else:
         check_render(context)
