@@ -13,7 +13,7 @@ import pytest
 from carnelian_perf.output import write_each
 from carnelian_perf.pages import scale_milliseconds
 from carnelian_perf.raw_file import write
-from carnelian_perf.traffic.render_batching import render_page
+from carnelian_perf.traffic.batching_results import render_page
 from carnelian_training.models.wav2vec2 import Wav2Vec2Config
 from matplotlib.figure import Figure
 

@@ -73,8 +73,7 @@ def infer(
 
     The exit status of a measurement is 1 if no engine ran.
     """
-    from carnelian_perf.inference.render import render_page
-    from carnelian_perf.inference.results import TITLES, Measurement, Plan
+    from carnelian_perf.inference.results import TITLES, Measurement, Plan, render_page
     from carnelian_perf.yardsticks.published import choose
 
     is_measured = raw is None

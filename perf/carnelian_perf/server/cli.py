@@ -62,8 +62,7 @@ def tune(
 
     Starts servers on 127.0.0.1, up to seven at a time, each on a copy of the model with other settings.
     """
-    from carnelian_perf.server.render_tune import render_page
-    from carnelian_perf.server.tune_results import Measurement
+    from carnelian_perf.server.tune_results import Measurement, render_page
 
     if raw is None:
         from carnelian_perf.server.tune import Plan, list_knobs, measure
@@ -117,8 +116,7 @@ def overhead(
     raw: Annotated[Path | None, render_option("the table")] = None,
 ) -> None:
     """Measure what serving costs beside the acoustic model alone, and single clips beside ready-made batches."""
-    from carnelian_perf.server.overhead_results import Measurement
-    from carnelian_perf.server.render_overhead import render_page
+    from carnelian_perf.server.overhead_results import Measurement, render_page
 
     if raw is None:
         from carnelian_perf.raw_file import Speech
@@ -169,8 +167,7 @@ def first_request(
 
     Starts a server on 127.0.0.1 for each duration and round, one after the other.
     """
-    from carnelian_perf.server.first_request_results import Measurement
-    from carnelian_perf.server.render_first_request import render_page
+    from carnelian_perf.server.first_request_results import Measurement, render_page
 
     if raw is None:
         from carnelian_perf.raw_file import Speech
@@ -209,8 +206,7 @@ def memory(
 
     The exit status of a measurement is 1 if it does.
     """
-    from carnelian_perf.server.memory_results import Measurement
-    from carnelian_perf.server.render_memory import draw, render_page, trend_of
+    from carnelian_perf.server.memory_results import Measurement, draw, render_page, trend_of
 
     is_measured = raw is None
     if raw is None:

@@ -48,8 +48,7 @@ def batching(
     Starts a server on 127.0.0.1 for each candidate and queue delay, twelve in all, and takes them in turns. Each
     needs about 0.5 GB of memory for the demo model.
     """
-    from carnelian_perf.traffic.batching_results import Measurement
-    from carnelian_perf.traffic.render_batching import draw, render_page
+    from carnelian_perf.traffic.batching_results import Measurement, draw, render_page
 
     is_measured = raw is None
     if raw is None:
@@ -108,8 +107,7 @@ def mixed(
     Starts three servers on 127.0.0.1: the repository as it is, one with buckets, and one for clients that pad to
     multiples of 10 s.
     """
-    from carnelian_perf.traffic.mixed_results import Measurement
-    from carnelian_perf.traffic.render_mixed import draw, render_page
+    from carnelian_perf.traffic.mixed_results import Measurement, draw, render_page
 
     if raw is None:
         if random_weights is None:

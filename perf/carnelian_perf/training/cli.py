@@ -79,8 +79,7 @@ def training(
 
     Cells that need a GPU, or more of them, say "not run" where there is none.
     """
-    from carnelian_perf.training.render_steps import render_page
-    from carnelian_perf.training.steps_results import Measurement, Work
+    from carnelian_perf.training.steps_results import Measurement, Work, render_page
 
     if raw is not None:
         check_render(context)
@@ -124,8 +123,7 @@ def hourglass(
     raw: Annotated[Path | None, render_option("the table")] = None,
 ) -> None:
     """Measure what an Hourglass saves of a training step of wav2vec 2.0, beside the plain transformer."""
-    from carnelian_perf.training.hourglass_results import Measurement, Work
-    from carnelian_perf.training.render_hourglass import render_page
+    from carnelian_perf.training.hourglass_results import Measurement, Work, render_page
 
     if raw is not None:
         check_render(context)

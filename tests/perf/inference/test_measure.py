@@ -13,8 +13,7 @@ from carnelian_export.engine import EngineError
 from carnelian_perf.cli import main
 from carnelian_perf.inference.engines import build_engine
 from carnelian_perf.inference.measure import check_device, measure, measure_cell
-from carnelian_perf.inference.render import render_page
-from carnelian_perf.inference.results import GPU_ONLY, Measurement, Plan
+from carnelian_perf.inference.results import GPU_ONLY, Measurement, Plan, render_page
 from carnelian_perf.networks import load_network
 from carnelian_perf.yardsticks.floors import count_operations
 

@@ -7,8 +7,7 @@ from carnelian_perf.ratio import Ratio
 from carnelian_perf.raw_file import Speech
 from carnelian_perf.server import first_request
 from carnelian_perf.server.first_request import Plan, measure
-from carnelian_perf.server.first_request_results import Measurement, Run
-from carnelian_perf.server.render_first_request import render_page
+from carnelian_perf.server.first_request_results import Measurement, Run, render_page
 
 MANIFEST = Path(__file__).parents[3] / "demo/clips/manifest.jsonl"
 STAGES = ("audio_decode", *(f"quartznet_demo_{stage}" for stage in ("features", "acoustic", "ctc")))

@@ -10,8 +10,7 @@ import pytest
 from carnelian_perf.clips import cut_clips
 from carnelian_perf.raw_file import Traffic
 from carnelian_perf.server.memory import Plan, measure
-from carnelian_perf.server.memory_results import SERVER, Measurement, Process, Sample, find_trend
-from carnelian_perf.server.render_memory import render_page, trend_of
+from carnelian_perf.server.memory_results import SERVER, Measurement, Process, Sample, find_trend, render_page, trend_of
 
 MANIFEST = Path(__file__).parents[3] / "demo/clips/manifest.jsonl"
 RESULTS = MANIFEST.parents[2] / "perf/results"

@@ -7,8 +7,7 @@ import pytest
 from carnelian_perf.raw_file import Speech
 from carnelian_perf.repository import read_config, write_config
 from carnelian_perf.server.overhead import Plan, measure, open_session
-from carnelian_perf.server.overhead_results import FILE, IN_PROCESS, PCM, STATIC, Measurement, Run
-from carnelian_perf.server.render_overhead import render_page
+from carnelian_perf.server.overhead_results import FILE, IN_PROCESS, PCM, STATIC, Measurement, Run, render_page
 
 MANIFEST = Path(__file__).parents[3] / "demo/clips/manifest.jsonl"
 

@@ -11,7 +11,6 @@ from carnelian_perf.clips import cut_clips
 from carnelian_perf.load import LoadError
 from carnelian_perf.raw_file import Traffic
 from carnelian_perf.server import tune
-from carnelian_perf.server.render_tune import render_page
 from carnelian_perf.server.tune import (
     Knob,
     Plan,
@@ -29,6 +28,7 @@ from carnelian_perf.server.tune_results import (
     Run,
     compare,
     name_settings,
+    render_page,
     score,
 )
 

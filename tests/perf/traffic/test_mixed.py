@@ -23,8 +23,7 @@ from carnelian_perf.traffic.mixed import (
     measure,
     pad_clip,
 )
-from carnelian_perf.traffic.mixed_results import Measurement, Run, meets, summarise
-from carnelian_perf.traffic.render_mixed import render_page
+from carnelian_perf.traffic.mixed_results import Measurement, Run, meets, render_page, summarise
 
 MANIFEST = Path(__file__).parents[3] / "demo/clips/manifest.jsonl"
 

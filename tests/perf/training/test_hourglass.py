@@ -5,8 +5,7 @@ import json
 import pytest
 from carnelian_perf.cli import main
 from carnelian_perf.training.hourglass import hourglass_of, measure
-from carnelian_perf.training.hourglass_results import Measurement, Work
-from carnelian_perf.training.render_hourglass import render_page
+from carnelian_perf.training.hourglass_results import Measurement, Work, render_page
 from carnelian_training.config import config_from_dict
 from carnelian_training.loop.train import optimise
 from carnelian_training.models.wav2vec2 import Wav2Vec2Config

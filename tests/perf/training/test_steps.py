@@ -11,9 +11,8 @@ import psutil
 import pytest
 import torch
 from carnelian_perf.cli import main
-from carnelian_perf.training.render_steps import ratios, render_page
 from carnelian_perf.training.steps import grid, take_steps, time_cells
-from carnelian_perf.training.steps_results import OURS, PLAIN, Cell, Measurement, Result, Work
+from carnelian_perf.training.steps_results import OURS, PLAIN, Cell, Measurement, Result, Work, ratios, render_page
 from carnelian_perf.yardsticks.floors import find_floor
 from carnelian_perf.yardsticks.plain import PlainQuartzNet
 from carnelian_perf.yardsticks.published import read_throughput
