@@ -2,6 +2,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+import soxr
 import torch
 from carnelian_training import features
 from carnelian_training.features import FeatureSettings
@@ -10,6 +11,8 @@ from nvidia.dali import fn, pipeline_def, types
 
 # Both sides compute in float32; the logarithm of near-silent bands amplifies the last bits.
 TOLERANCE = 1e-4
+# Where no more is heard than `log_guard`, its logarithm is rounded to steps of 2e-6, and divided by at least 1e-4.
+UNHEARD_TOLERANCE = 0.06
 LENGTHS = [16_000, 27_301, 400, 48_000, 300]
 
 DEFAULTS = FeatureSettings()
@@ -44,6 +47,8 @@ def log_mel_reference(signal: np.ndarray, settings: FeatureSettings = DEFAULTS) 
     frames = {"floor + 1": len(signal) // hop + 1, "ceil": -(-len(signal) // hop), "floor": len(signal) // hop}
     log = log[:, : max(frames[settings.frame_count], 1)]
     spread = log.std(1, keepdim=True) if log.shape[1] > 1 else torch.zeros(len(log), 1)
+    if not settings.std_guard:
+        spread = torch.sqrt(spread**2 + features.VARIANCE_GUARD)
     return ((log - log.mean(1, keepdim=True)) / (spread + settings.std_guard)).numpy()
 
 
@@ -92,6 +97,22 @@ def test_equal_a_plain_stft_on_a_ragged_batch(settings):
         expected = log_mel_reference(signal, settings)
         assert np.asarray(result[i]).shape == expected.shape
         np.testing.assert_allclose(np.asarray(result[i]), expected, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("samples", [8_000, 16_000, 48_000])
+def test_digital_silence_is_nothing(serve, samples):
+    ((silence, _),) = serve([np.zeros(samples, np.float32)], [samples])
+    np.testing.assert_allclose(silence, 0.0, atol=UNHEARD_TOLERANCE)
+
+
+@pytest.mark.parametrize("samples", [8_000, 20_000, 24_000])
+def test_bands_that_a_telephone_does_not_carry_are_not_scaled_up_from_rounding(serve, samples):
+    at_8_khz = speech_like(samples) * np.hanning(samples)  # no clicks at its ends, which all bands would hear
+    signal = soxr.resample(at_8_khz, 8_000, 16_000).astype(np.float32)
+    ((result, _),) = serve([signal], [len(signal)])
+    expected = log_mel_reference(signal)
+    np.testing.assert_allclose(result[:48], expected[:48], atol=TOLERANCE)  # up to 3.7 kHz
+    np.testing.assert_allclose(result, expected, atol=UNHEARD_TOLERANCE)
 
 
 def test_the_energy_of_dles_dither_stands_in_for_it():
