@@ -233,6 +233,18 @@ def test_an_expected_word_is_not_unknown(arpa, random_clip):
     assert {r.text: r.score for r in hot.alternatives}["b"] == pytest.approx(scores[0]["b"] + 3 + 1)
 
 
+def test_the_first_words_of_a_hot_phrase_are_not_unknown_and_its_later_words_alone_are(arpa, random_clip):
+    clip = random_clip(5, seed=5)
+    decoder = Decoder(LABELS, 0.02, language_model=arpa)
+    options = EVERYTHING | {"decoder": "ngram", "unknown_score": "-3"}
+    plain, hot = (
+        {reading.text: reading.language for reading in decode(clip, decoder, **options, **more).alternatives}
+        for more in ({}, {"hotwords": '["bb b"]', "hotword_boost": "1"})
+    )
+    gains = {text: hot[text] - plain[text] for text in ("bb b", "bb", "a bb", "b", "b bb", "a b")}
+    assert gains == pytest.approx({"bb b": 6, "bb": 3, "a bb": 3, "b": 0, "b bb": 3, "a b": 0})
+
+
 def test_a_narrow_beam_finds_what_greedy_decoding_finds_on_a_clear_clip():
     clip = np.log(np.full((7, 4), 0.01, np.float32))
     for frame, label in enumerate([1, 1, BLANK, 2, 0, 2, 2]):

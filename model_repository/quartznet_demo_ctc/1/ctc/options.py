@@ -54,7 +54,8 @@ class Options:
     word_score: float = 1.0
     """The score added for each word, if there is a language model."""
     unknown_score: float = -5.0
-    """The score added for each word that is neither known to the language model nor a hot word."""
+    """The score added for each word that is neither known to the language model nor a hot word. The first words of a
+    hot phrase count as hot words even if the phrase does not follow; its later words alone do not."""
     n_best: int = 1
     """The most readings to return."""
     hotwords: tuple[str, ...] = ()
