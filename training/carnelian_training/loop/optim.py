@@ -59,7 +59,8 @@ class NovoGrad(Optimizer):
 def build_optimizer(config: RunConfig, model: nn.Module, process: Process) -> Optimizer:
     """Build the configured optimiser.
 
-    AdamW and Muon have no weight decay on vectors, which are norms and biases; NovoGrad, as published, decays all. Each
+    AdamW and Muon have no weight decay on parameters of one dimension, which are most norms and biases; `biases` of a
+    Transformer-XL and `magnitude` of wav2vec 2.0's positions have more. NovoGrad, as published, decays all. Each
     parameter group has `lr_scale`, its factor on the learning rate: a power of `init.stage_lr_decay`.
     """
     optimizer = config.optimizer
