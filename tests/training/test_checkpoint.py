@@ -1,14 +1,16 @@
 """What is made of checkpoints, and which are refused."""
 
 import dataclasses
+import io
 import os
+import pickle
 import tarfile
 
 import pytest
 import torch
 from carnelian_training import checkpoint
 from carnelian_training.cli import main
-from carnelian_training.foreign import sources
+from carnelian_training.foreign import sources, unpickling
 from carnelian_training.loop.train import train
 from carnelian_training.weight_files import CheckpointError
 
@@ -168,7 +170,7 @@ class Unknown:
     ("write", "reason"),
     [
         (lambda path: path.write_text("nonsense"), "it is no file of PyTorch's"),
-        (lambda path: path.write_text(""), "EOFError"),
+        (lambda path: path.write_text(""), "it is no file of PyTorch's"),
         (lambda path: path.write_text("{}"), "it is no file of PyTorch's"),
         (
             lambda path: torch.save({"weights": {}, "x": Unknown()}, path),
@@ -186,6 +188,19 @@ def test_a_tar_archive_is_named(tmp_path):
     tarfile.open(tmp_path / "x.pt", "w").close()
     with pytest.raises(CheckpointError, match=r"cannot be .*: it is a tar archive, as \.nemo files are$"):
         checkpoint.load(tmp_path / "x.pt")
+
+
+@pytest.mark.parametrize("first", ["storages", "\udc80"], ids=["as PyTorch wrote it", "that starts as a pickle does"])
+def test_a_tar_archive_is_not_unpacked(first, tmp_path):
+    """PyTorch unpacked it to disk, whatever its size, and opened what was there: a pipe held it for ever."""
+    zero, empty, content = (pickle.dumps(value, protocol=2) for value in (0, [], {"state_dict": {}}))
+    with tarfile.open(tmp_path / "x.pt", "w", format=tarfile.USTAR_FORMAT) as archive:
+        for name, data in {first: b"", "storages": zero + empty, "tensors": zero, "pickle": content}.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data))
+    with pytest.raises(CheckpointError, match=r"cannot be .*: it is a tar archive, as \.nemo files are$"):
+        unpickling.load_checkpoint(tmp_path / "x.pt")
 
 
 def test_a_checkpoint_that_is_not_there_is_no_foreign_one(tmp_path):

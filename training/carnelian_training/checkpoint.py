@@ -23,6 +23,7 @@ from carnelian_training.weight_files import (
     check_holds_weights,
     check_undamaged,
     is_finite,
+    load_torch,
     torch_reason,
 )
 
@@ -130,10 +131,11 @@ def load(path: Path) -> tuple[RunConfig, dict[str, Any]]:
     check_holds_weights(path)
     check_undamaged(path)
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        with path.open("rb") as file:
+            content = load_torch(file, weights_only=True)
     except FileNotFoundError as error:
         raise CheckpointError(f"{path} must be a checkpoint, but there is no such file") from error
-    except Exception as error:  # the exceptions for a damaged file have no common base in PyTorch
+    except Exception as error:
         raise ForeignCheckpointError(
             f"{path} cannot be read as a checkpoint of Carnelian{_ADVICE}: {torch_reason(error)}"
         ) from error

@@ -1,10 +1,12 @@
-"""Checks of files of weights from any source before PyTorch reads them, and reasons why it cannot read one."""
+"""Reading of PyTorch's files of weights from any source: checks before, and reasons why one cannot be read."""
 
 import io
 import re
+import tarfile
 import zipfile
+from contextlib import suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import torch
 from torch import Tensor
@@ -86,6 +88,26 @@ def check_undamaged(path: Path, part: IO[bytes] | None = None) -> None:
         raise CheckpointError(f"{path} is damaged: {damaged} does not have its checksum")
 
 
+def load_torch(file: IO[bytes], **options: Any) -> Any:
+    """Load an open file on the CPU as `torch.load` does, unless it is in PyTorch's first format, a tar archive.
+
+    `torch.load` would unpack such an archive to disk, and before PyTorch 2.6 run code of it, whatever the options are.
+
+    Raises:
+        ValueError: The file is a tar archive, or none of PyTorch's.
+        Exception: PyTorch cannot read the file; its exceptions have no common base. :func:`torch_reason` says why.
+    """
+    start = file.read(len(ZIP))
+    file.seek(0)
+    if start != ZIP:
+        with suppress(tarfile.TarError), tarfile.open(fileobj=file, mode="r:"):  # its name may start as a pickle does
+            raise ValueError("it is a tar archive, as .nemo files are")
+        if not start.startswith(PICKLE):
+            raise ValueError("it is no file of PyTorch's")
+        file.seek(0)
+    return torch.load(file, map_location="cpu", **options)
+
+
 def _is_program(archive: IO[bytes]) -> bool:
     """Return whether `torch.load` would pass the file to `torch.jit.load`, which runs the program's `__setstate__`."""
     archive.seek(0)
@@ -106,4 +128,4 @@ def torch_reason(error: Exception) -> str:
     reason = found[1] if found else str(error) or type(error).__name__
     if isinstance(error, KeyError) or re.fullmatch(r"Unsupported operand \d+|\d+", reason):  # a byte read as an opcode
         return "it is no file of PyTorch's"
-    return "it is a tar archive, as .nemo files are" if "legacy .tar format" in reason else reason
+    return reason

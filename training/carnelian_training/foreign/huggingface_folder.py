@@ -6,13 +6,18 @@ Weights come from `model.safetensors` or from `pytorch_model.bin`, whose classes
 import json
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from carnelian_training.config_errors import shown
 from carnelian_training.foreign.options import Options
 from carnelian_training.foreign.tensors import plain_tensors
-from carnelian_training.weight_files import CheckpointError, check_holds_weights, check_undamaged, torch_reason
+from carnelian_training.weight_files import (
+    CheckpointError,
+    check_holds_weights,
+    check_undamaged,
+    load_torch,
+    torch_reason,
+)
 
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 INSTEAD = {
@@ -104,7 +109,8 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 
             found = load_file(path)
         else:
-            found = torch.load(path, map_location="cpu", weights_only=True)
+            with path.open("rb") as file:
+                found = load_torch(file, weights_only=True)
     except Exception as error:  # neither library has a common base for errors of a damaged file
         raise CheckpointError(f"{path}: its weights cannot be read: {torch_reason(error)}") from error
     return plain_tensors(found, path)

@@ -21,6 +21,7 @@ from carnelian_training.weight_files import (
     CheckpointError,
     check_undamaged,
     check_unpacked_size,
+    load_torch,
     torch_reason,
 )
 
@@ -80,8 +81,8 @@ def read(path: Path) -> tuple[Options, dict[str, Tensor]]:
     check_undamaged(path, io.BytesIO(parts[WEIGHTS_FILE]))
     try:
         tree = strict_yaml.load(parts[CONFIG_FILE], unique_keys=False)
-        tensors = torch.load(io.BytesIO(parts[WEIGHTS_FILE]), map_location="cpu", weights_only=True)
-    except Exception as error:  # the exceptions for a damaged file have no common base in PyTorch
+        tensors = load_torch(io.BytesIO(parts[WEIGHTS_FILE]), weights_only=True)
+    except Exception as error:
         raise CheckpointError(f"{path} cannot be read: {torch_reason(error)}") from error
     if isinstance(tree, dict) and "encoder" not in tree:
         tree = tree.get("model", tree)

@@ -13,7 +13,13 @@ from typing import Any
 
 import torch
 
-from carnelian_training.weight_files import CheckpointError, check_holds_weights, check_undamaged, torch_reason
+from carnelian_training.weight_files import (
+    CheckpointError,
+    check_holds_weights,
+    check_undamaged,
+    load_torch,
+    torch_reason,
+)
 
 # The part of what PyTorch's own reader of weights allows that checkpoints of tensors need.
 _ALLOWED: dict[tuple[str, str], Any] = {
@@ -75,8 +81,9 @@ def load_checkpoint(path: Path) -> Any:
     check_holds_weights(path)
     check_undamaged(path)
     try:
-        return torch.load(path, map_location="cpu", weights_only=False, pickle_module=sys.modules[__name__])
-    except Exception as error:  # the exceptions for a damaged file have no common base in PyTorch
+        with path.open("rb") as file:
+            return load_torch(file, weights_only=False, pickle_module=sys.modules[__name__])
+    except Exception as error:
         raise CheckpointError(f"{path} cannot be read as a checkpoint: {torch_reason(error)}") from error
 
 
