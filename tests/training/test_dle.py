@@ -359,6 +359,29 @@ def test_weights_that_are_no_tensors_are_named(tmp_path, wrong):
             sources.read(tmp_path / name)
 
 
+def test_a_tensor_with_a_wrappers_name_and_without_is_refused(tmp_path):
+    """The last of the two was taken, without a word."""
+    weights = trained("quartznet").state_dict()
+    weights["module.decoder.layers.0.bias"] = weights["decoder.layers.0.bias"] + 1
+    torch.save({"state_dict": weights}, tmp_path / "dle.pt")
+    with pytest.raises(CheckpointError, match=r"with a wrapper's name and without: decoder\.layers\.0\.bias$"):
+        sources.read(tmp_path / "dle.pt")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"state_dict": {1: torch.zeros(1)}}, "must be a dense tensor, but these are not: 1$"),
+        ({"state_dict": {}, "ema_state_dict": 5}, "must hold its weights by name, but holds int$"),
+    ],
+    ids=["a number for a name", "a number for an average"],
+)
+def test_weights_without_names_are_refused(tmp_path, content, message):
+    torch.save(content, tmp_path / "dle.pt")
+    with pytest.raises(CheckpointError, match=message):
+        sources.read(tmp_path / "dle.pt")
+
+
 def test_a_checkpoint_of_ours_passes(tmp_path, tiny_config):
     weights = checkpoint.build_model(tiny_config).state_dict()
     checkpoint.save(tmp_path / "t.pt", tiny_config, weights, results={})

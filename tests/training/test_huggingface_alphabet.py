@@ -1,5 +1,7 @@
 """The tokens of Hugging Face's folders as labels; references/wav2vec2_models.py made the folder."""
 
+import math
+
 import pytest
 import torch
 from carnelian_training.foreign import sources
@@ -73,6 +75,9 @@ def test_the_blank_is_the_tokenizers_padding_and_there_is_one(hf_folder, set_key
         sources.read(hf_folder)
     set_keys(hf_folder / "vocab.json", E=True)
     with pytest.raises(CheckpointError, match=r"a number, but holds \{'E': True\}"):
+        sources.read(hf_folder)
+    set_keys(hf_folder / "vocab.json", E=math.nan)
+    with pytest.raises(CheckpointError, match=r"a number, but holds \{'E': nan\}"):
         sources.read(hf_folder)
     set_keys(hf_folder / "vocab.json", E=5)
     set_keys(hf_folder / "tokenizer_config.json", added_tokens_decoder={"x": {"content": "ü"}})

@@ -21,7 +21,7 @@ from carnelian_training.features import SAMPLE_RATE_HZ
 from carnelian_training.foreign.options import Options, check, samples, section, single, whole
 from carnelian_training.foreign.stack_keys import DLE_JASPER, DLE_QUARTZNET, DLE_V1_PREFIXES, take
 from carnelian_training.foreign.stages import model_tree
-from carnelian_training.foreign.tensors import plain_name
+from carnelian_training.foreign.tensors import plain_tensors
 from carnelian_training.weight_files import CheckpointError
 
 logger = logging.getLogger(__name__)
@@ -45,27 +45,26 @@ _FEATURES_CARRIED = {"window_size", "window_stride", "n_fft", "n_filt", "preemph
 _FEATURES_IGNORED = {"pad_align", "pad_to_max_duration", "max_duration", "spec_augment", "cutout_augment"}
 
 
-def tensors(content: Any, *, is_raw: bool, where: str) -> dict[str, Tensor]:
+def tensors(content: Any, *, is_raw: bool, path: Path) -> dict[str, Tensor]:
     """Return the tensors of a loaded DLE file under the names of DLE's current version.
 
     `content` comes from `torch.load`. With `is_raw` they are the trained weights instead of their exponential moving
     average.
 
     Raises:
-        CheckpointError: The content is not that of a DLE file.
+        CheckpointError: The content is not that of a DLE file, or its weights are not what `plain_tensors` allows.
     """
     if not isinstance(content, dict) or not isinstance(content.get("state_dict"), dict):
         raise CheckpointError(
-            f"{where} must be a checkpoint of Carnelian, a .nemo file, a Hugging Face folder (not a file in it), a .pt "
+            f"{path} must be a checkpoint of Carnelian, a .nemo file, a Hugging Face folder (not a file in it), a .pt "
             "of fairseq or a DLE .pt with a `state_dict`, but is none"
         )
     average = content.get("ema_state_dict")
     if not is_raw and average is None:
-        logger.warning("%s has no average of its weights (EMA); taking the weights themselves", where)
+        logger.warning("%s has no average of its weights (EMA); taking the weights themselves", path)
     found = content["state_dict"] if is_raw or average is None else average
     result = {}
-    for name, tensor in found.items():
-        name = plain_name(name)
+    for name, tensor in plain_tensors(found, path).items():
         if name.startswith(_V1_UNUSED):
             continue
         for old, new in DLE_V1_PREFIXES.items():
@@ -73,7 +72,7 @@ def tensors(content: Any, *, is_raw: bool, where: str) -> dict[str, Tensor]:
                 name = new + name.removeprefix(old)
         result[name] = tensor
     if not any(name.startswith("encoder.layers.") for name in result):
-        raise CheckpointError(f"{where} must hold `encoder.layers` (Jasper, QuartzNet), but holds other tensors")
+        raise CheckpointError(f"{path} must hold `encoder.layers` (Jasper, QuartzNet), but holds other tensors")
     return result
 
 

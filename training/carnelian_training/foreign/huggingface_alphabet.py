@@ -31,7 +31,7 @@ def read_alphabet(path: Path, vocabulary: Options, options: Options, num_rows: i
         added[_content(entry)] = int(row) if row.isdecimal() else row
     tokens = added | vocabulary
     # Of several languages, an added token may be of another one.
-    twice = {token: (row, added[token]) for token, row in vocabulary.items() if added.get(token, row) != row}
+    twice = {token: (row, added[token]) for token, row in vocabulary.items() if token in added and added[token] != row}
     if twice and vocabulary == read_json(file):
         raise CheckpointError(
             f"{path} must give each token one row of the head, but vocab.json and the tokens that were added to it "

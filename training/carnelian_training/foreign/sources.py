@@ -104,7 +104,7 @@ def _interpret(
             tree = nemo.config_tree(nemo.training_options(content, where), where)
             weights = partial(nemo.weights, tensors, path=path)
         else:
-            tensors = plain_tensors(dle.tensors(content, is_raw=is_raw, where=where), path)
+            tensors = dle.tensors(content, is_raw=is_raw, path=path)
             tree = dle.config_tree(tensors, dle_config, where)
             weights = partial(dle.weights, tensors, path=path)
             taken = {"--raw", "--dle-config"}
