@@ -7,6 +7,7 @@ import pytest
 from carnelian_training.cli import main
 from carnelian_training.ctc.language_model import LanguageModel, LanguageModelError, read_ngrams
 from carnelian_training.data.manifest import Clip, write_manifest
+from carnelian_training.language_models import ngram
 from carnelian_training.language_models.ngram import find_tool
 from carnelian_training.language_models.perplexity import score_words_by_ngrams
 from carnelian_training.language_models.sentences import divide, read_text
@@ -73,6 +74,20 @@ def test_a_disk_without_room_costs_no_model_that_is_there(text, mount_tmpfs, bui
     assert f"{path} could not be written, and is as it was before: build_binary was ended by SIGBUS" in err
     assert path.read_text() == "old"
     assert list(path.parent.iterdir()) == [path]
+
+
+@needs_kenlm
+def test_a_model_that_cannot_be_rated_is_not_put_in_place_of_another(text, tmp_path, build, monkeypatch):
+    """It lay beside the report of the old one."""
+    query = tmp_path / "query"
+    query.write_text("#!/bin/sh\ncat > /dev/null\necho no >&2\nexit 3\n")
+    query.chmod(0o755)
+    find = ngram.find_tool
+    monkeypatch.setattr(ngram, "find_tool", lambda name: str(query) if name == "query" else find(name))
+    (tmp_path / "lm.klm").write_text("old")
+    status, _, err = build(text, tmp_path / "lm.klm")
+    assert (status, "query failed: no" in err) == (1, True), err
+    assert (tmp_path / "lm.klm").read_text() == "old"
 
 
 @needs_kenlm

@@ -90,7 +90,8 @@ def build_ngram(
         _run([*estimate, "--limit_vocab_file", words, "--discount_fallback"], _lines(text.used))
         with replaced(target) as partial:
             _run([tools["build_binary"], "-q", 8, "-b", 8, "-a", 22, "trie", arpa, partial], "")
-    said = _run([tools["query"], "-v", "summary", target], _lines(text.held_out))
+            said = _run([tools["query"], "-v", "summary", partial], _lines(text.held_out))
+            num_known = len(read_ngrams(partial)[1])  # fewer than `known` if single words are pruned
     num_words = sum(len(sentence.split()) for sentence in text.held_out)
     report = NgramReport(
         texts=[source.name for source in sources],
@@ -99,7 +100,7 @@ def build_ngram(
         prune=pruning,
         sentences=len(text.used),
         words=sum(counts.values()),
-        vocabulary=len(read_ngrams(target)[1]),  # fewer than `known` if single words are pruned
+        vocabulary=num_known,
         labels=labels,
         refused=text.refused,
         excluded=text.excluded,
