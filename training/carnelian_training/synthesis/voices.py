@@ -48,6 +48,7 @@ KOKORO_SPEAKERS = tuple(
     )
     for name in names.split()
 )
+KOKORO_PAIRS = tuple(map("+".join, itertools.combinations_with_replacement(KOKORO_SPEAKERS, 2)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,8 +56,7 @@ class Voice:
     """A voice and its share of a corpus."""
 
     name: str
-    engine: str
-    """The name of the engine, a key of `ENGINES`."""
+    """The name of the engine; of several voices of one engine, a hyphen and a name of its own follow it."""
     speakers: tuple[str, ...]
     """The engine's names of the speakers; one is drawn for each clip."""
     share: float
@@ -67,114 +67,28 @@ class Voice:
     """The range of the factor of pitch. If the engine cannot change the pitch, the speech is made slower or faster and
     resampled, which also moves the formants, as a longer or shorter vocal tract does."""
 
+    @property
+    def engine(self) -> str:
+        """The name of the engine, a key of `ENGINES`."""
+        return self.name.partition("-")[0]
+
 
 VOICES = (
-    Voice(
-        name="hibari",
-        engine="hibari",
-        speakers=("heart",),
-        share=36,
-        speed=(0.85, 1.2),
-        pitch=(0.85, 1.15),
-    ),
-    Voice(
-        name="pico-us",
-        engine="pico",
-        speakers=("en-US",),
-        share=11,
-        speed=(0.8, 1.25),
-        pitch=(0.7, 1.4),
-    ),
-    Voice(
-        name="pico-gb",
-        engine="pico",
-        speakers=("en-GB",),
-        share=11,
-        speed=(0.8, 1.25),
-        pitch=(0.7, 1.4),
-    ),
-    Voice(
-        name="flite-slt",
-        engine="flite",
-        speakers=("slt",),
-        share=7,
-        speed=(0.8, 1.2),
-        pitch=(0.88, 1.12),
-    ),
-    Voice(
-        name="flite-rms",
-        engine="flite",
-        speakers=("rms",),
-        share=10,
-        speed=(0.8, 1.25),
-        pitch=(0.9, 1.15),
-    ),
-    Voice(
-        name="flite-awb",
-        engine="flite",
-        speakers=("awb",),
-        share=8,
-        speed=(0.8, 1.2),
-        pitch=(0.9, 1.15),
-    ),
-    Voice(
-        name="flite-kal16",
-        engine="flite",
-        speakers=("kal16",),
-        share=3,
-        speed=(0.8, 1.2),
-        pitch=(0.88, 1.15),
-    ),
-    Voice(
-        name="festival-slt",
-        engine="festival",
-        speakers=("cmu_us_slt_arctic_hts",),
-        share=2,
-        # The HTS voice ignores the speed that is asked for; resampling changes both speed and pitch.
-        speed=(1.0, 1.0),
-        pitch=(0.88, 1.12),
-    ),
-    Voice(
-        name="festival-ked",
-        engine="festival",
-        speakers=("ked_diphone",),
-        share=3,
-        speed=(0.85, 1.2),
-        pitch=(0.88, 1.15),
-    ),
-    Voice(
-        name="festival-kal",
-        engine="festival",
-        speakers=("kal_diphone",),
-        share=1,
-        speed=(0.85, 1.2),
-        pitch=(0.88, 1.15),
-    ),
-    Voice(
-        name="espeak",
-        engine="espeak",
-        speakers=ESPEAK_SPEAKERS,
-        share=3,
-        speed=(0.8, 1.15),
-        pitch=(0.7, 1.4),
-    ),
-    Voice(
-        name="piper-joe",
-        engine="piper",
-        speakers=("joe",),
-        share=5,
-        speed=(0.85, 1.2),
-        pitch=(0.88, 1.15),
-    ),
-    Voice(
-        name="kokoro",
-        engine="kokoro",
-        speakers=tuple(map("+".join, itertools.combinations_with_replacement(KOKORO_SPEAKERS, 2))),
-        # In addition to the others' 100, so that a corpus without this voice does not change.
-        share=8,
-        speed=(0.85, 1.2),
-        pitch=(0.88, 1.15),
-    ),
+    Voice(name="hibari", speakers=("heart",), share=36, speed=(0.85, 1.2), pitch=(0.85, 1.15)),
+    Voice(name="pico-us", speakers=("en-US",), share=11, speed=(0.8, 1.25), pitch=(0.7, 1.4)),
+    Voice(name="pico-gb", speakers=("en-GB",), share=11, speed=(0.8, 1.25), pitch=(0.7, 1.4)),
+    Voice(name="flite-slt", speakers=("slt",), share=7, speed=(0.8, 1.2), pitch=(0.88, 1.12)),
+    Voice(name="flite-rms", speakers=("rms",), share=10, speed=(0.8, 1.25), pitch=(0.9, 1.15)),
+    Voice(name="flite-awb", speakers=("awb",), share=8, speed=(0.8, 1.2), pitch=(0.9, 1.15)),
+    Voice(name="flite-kal16", speakers=("kal16",), share=3, speed=(0.8, 1.2), pitch=(0.88, 1.15)),
+    # The HTS voice ignores the speed that is asked for; resampling changes both speed and pitch.
+    Voice(name="festival-slt", speakers=("cmu_us_slt_arctic_hts",), share=2, speed=(1.0, 1.0), pitch=(0.88, 1.12)),
+    Voice(name="festival-ked", speakers=("ked_diphone",), share=3, speed=(0.85, 1.2), pitch=(0.88, 1.15)),
+    Voice(name="festival-kal", speakers=("kal_diphone",), share=1, speed=(0.85, 1.2), pitch=(0.88, 1.15)),
+    Voice(name="espeak", speakers=ESPEAK_SPEAKERS, share=3, speed=(0.8, 1.15), pitch=(0.7, 1.4)),
+    Voice(name="piper-joe", speakers=("joe",), share=5, speed=(0.85, 1.2), pitch=(0.88, 1.15)),
+    # Its share is in addition to the others' 100, so that a corpus without this voice does not change.
+    Voice(name="kokoro", speakers=KOKORO_PAIRS, share=8, speed=(0.85, 1.2), pitch=(0.88, 1.15)),
 )
 
 
