@@ -145,6 +145,10 @@ def test_a_file_name_depends_on_all_that_is_asked(prose):
     assert len({u.path for u in [utterance, *others]}) == 4
 
 
+def test_the_files_of_a_corpus_of_before_are_found_again(prose):
+    assert plan(prose)[0].path.name == "000000_hibari_1f7a1202.ogg"
+
+
 def test_speeds_and_pitches_are_within_the_range_of_the_voice(prose):
     for utterance in plan(prose):
         voice = utterance.voice

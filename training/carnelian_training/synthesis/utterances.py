@@ -11,7 +11,7 @@ import json
 import logging
 import random
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -51,7 +51,7 @@ class Utterance:
     @property
     def path(self) -> Path:
         """The path of the clip's Ogg Vorbis file, relative to the corpus."""
-        asked = asdict(self) | {"voice": self.voice.engine}
+        asked = vars(self) | {"voice": self.voice.engine, "sentence": vars(self.sentence)}
         digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:8]
         folder = f"{self.index // CLIPS_PER_FOLDER:04d}"
         return Path("clips", folder, f"{self.index:06d}_{self.voice.name}_{digest}.ogg")
