@@ -392,10 +392,11 @@ def test_weights_in_shards_are_read(hf_folder, file):
         sources.read(hf_folder)
 
 
+@pytest.mark.parametrize("read", [sources.read, sources.load_model])
 @pytest.mark.parametrize("file", ["config.json", "model.safetensors"])
-def test_a_file_of_a_folder_is_not_read_alone(hf_folder, file):
+def test_a_file_of_a_folder_is_not_read_alone(hf_folder, file, read):
     with pytest.raises(CheckpointError, match=r"must be read with the rest of its Hugging Face folder: give \S+/x$"):
-        sources.read(hf_folder / file)
+        read(hf_folder / file)
 
 
 def test_the_folder_that_one_is_in_is_read_under_its_name(monkeypatch):

@@ -3,6 +3,7 @@
 import re
 import shlex
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -93,7 +94,9 @@ def _interpret(
     else:
         content = unpickling.load_checkpoint(path)
         if isinstance(content, dict) and "weights" in content:
-            raise CheckpointError(f"{path} must be a checkpoint of another toolkit, but is one of Carnelian already")
+            raise unpickling.NotForeignError(
+                f"{path} must be a checkpoint of another toolkit, but is one of Carnelian already"
+            )
         if fairseq.is_fairseq(content):
             content["model"] = plain_tensors(content["model"], path)
             tree, alphabet = fairseq.config_tree(content, labels, where)
@@ -120,20 +123,17 @@ def load_model(path: Path, name: str | None = None) -> tuple[Config, CtcNetwork]
     if path.suffix != ".nemo" and not path.is_dir():
         try:
             return checkpoint.load_model(path)
-        except checkpoint.ForeignCheckpointError:
-            if not _may_be_foreign(path):
-                raise
+        except checkpoint.ForeignCheckpointError as error:
+            error.with_traceback(None)  # which holds all that was read
+            with suppress(unpickling.NotForeignError):
+                return _load_foreign(path, name)
+            raise
+    return _load_foreign(path, name)
+
+
+def _load_foreign(path: Path, name: str | None) -> tuple[Config, CtcNetwork]:
     config, weights = read(path, name)
     with torch.device("meta"):
         model = checkpoint.build_model(config)
     model.load_state_dict(weights, assign=True)
     return config, model.eval()
-
-
-def _may_be_foreign(path: Path) -> bool:
-    """Return whether a file has any content, and not that of a checkpoint of ours that holds unknown objects."""
-    try:
-        content = unpickling.load_checkpoint(path)
-    except CheckpointError:
-        return False
-    return not (isinstance(content, dict) and "weights" in content)

@@ -31,6 +31,10 @@ _ALLOWED: dict[tuple[str, str], Any] = {
 }
 
 
+class NotForeignError(CheckpointError):
+    """The file cannot be read at all, or is a checkpoint of Carnelian already."""
+
+
 class Inert:
     """An object of an unknown class, with its arguments and its state as data; its entries, if any, are not needed."""
 
@@ -76,7 +80,8 @@ def load_checkpoint(path: Path) -> Any:
     """Read the content of a `.pt` file, with :class:`Inert` objects, which :func:`plain` converts to data.
 
     Raises:
-        CheckpointError: The file is damaged or cannot be read.
+        NotForeignError: The file cannot be read.
+        CheckpointError: The file is damaged, or is no file of weights.
     """
     check_holds_weights(path)
     check_undamaged(path)
@@ -84,7 +89,7 @@ def load_checkpoint(path: Path) -> Any:
         with path.open("rb") as file:
             return load_torch(file, weights_only=False, pickle_module=sys.modules[__name__])
     except Exception as error:
-        raise CheckpointError(f"{path} cannot be read as a checkpoint: {torch_reason(error)}") from error
+        raise NotForeignError(f"{path} cannot be read as a checkpoint: {torch_reason(error)}") from error
 
 
 MOST_VALUES = 1_000_000
