@@ -98,6 +98,7 @@ class TritonProcess:
         if setpriv is not None and threading.current_thread() is threading.main_thread():
             command = [setpriv, "--pdeathsig=TERM", *command]
         self._num_refused_before = num_refused_threads()
+        claimed = self.regions.claim(environment["TMPDIR"])
         try:
             with raised_limits():
                 self._process = subprocess.Popen(
@@ -108,7 +109,7 @@ class TritonProcess:
                     stderr=subprocess.STDOUT,
                     text=True,
                     errors="replace",
-                    pass_fds=self.regions.claim(environment["TMPDIR"]),
+                    pass_fds=claimed,
                     start_new_session=True,  # Ctrl-C in a terminal reaches the launcher alone
                 )
             assert self._process.stdout is not None

@@ -18,7 +18,7 @@ from carnelian_serving.installation import (
     find_native,
     prepare_wheel,
 )
-from carnelian_serving.shared_memory import Regions, check_room, describe_shortage
+from carnelian_serving.shared_memory import check_room, describe_shortage
 
 
 @pytest.fixture
@@ -348,10 +348,13 @@ except InstallationError as error: print(error)
     assert f"to {tmp_path.parent}, but no file may be so large (`ulimit -f`" in done.stdout
 
 
-def test_shared_memory_that_is_read_only_is_named_with_the_remedy(mount_tmpfs, monkeypatch):
+def test_shared_memory_that_is_read_only_is_named_with_the_remedy(
+    cut_repository, mount_tmpfs, monkeypatch, make_server
+):
     monkeypatch.setattr("carnelian_serving.shared_memory.SHARED_MEMORY", mount_tmpfs("ro"))
-    with pytest.raises(ServerError, match=r"but is not \(Read-only file system\); mount a tmpfs"):
-        Regions().claim("/tmp")
+    words = r"^the server must be able to write to .*, but is not \(Read-only file system\); mount a tmpfs"
+    with pytest.raises(ServerError, match=words):
+        make_server(cut_repository).start()
 
 
 def test_an_environment_whose_path_stubs_cannot_read_is_refused(tmp_path, monkeypatch):
