@@ -168,6 +168,8 @@ class Server:
         self._addresses = read_addresses(self._host, self._triton_options)
         with held_ports(self._host, self._wanted_ports) as self._ports, first_on(self._host, self._ports):
             check_certificates(self._triton_options)
+            end_orphans(REGIONS)
+            remove_leftovers()  # before room is needed, which they may take
             # The stubs are started from in here.
             folder = None if is_plain(tempfile.gettempdir()) else "/tmp"
             self._scratch = Path(tempfile.mkdtemp(prefix=self._triton.regions.prefix, dir=folder))
@@ -176,8 +178,6 @@ class Server:
     def _start(self, scratch: Path) -> None:
         try:
             installation = find_installation(scratch)
-            end_orphans(REGIONS)
-            remove_leftovers()
             if not installation.is_native:
                 check_room(find_free_bytes())
             self._launch(installation, served_path(self.repository, self._models, scratch), scratch)

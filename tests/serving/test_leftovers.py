@@ -4,6 +4,7 @@ import os
 import secrets
 
 import pytest
+from carnelian_serving.installation import InstallationError
 from carnelian_serving.shared_memory import remove_leftovers
 
 
@@ -47,3 +48,17 @@ def test_what_others_own_takes_nothing_back_and_is_left(leave, foreign, left):
         os.chown(made[index], 65534, 65534)
     remove_leftovers()
     assert [index for index, path in enumerate(made) if path.exists()] == left
+
+
+@pytest.mark.parametrize("needs_room", ["carnelian_serving.launcher.find_installation", "tempfile.mkdtemp"])
+def test_leftovers_are_taken_back_before_a_start_needs_their_room(
+    cut_repository, leave, monkeypatch, make_server, needs_room
+):
+    made = leave(f"carnelian_{secrets.randbelow(10**9)}_0123abcd")
+
+    def refuse(*_, **__):
+        raise InstallationError(f"left: {[path.exists() for path in made]}")
+
+    monkeypatch.setattr(needs_room, refuse)
+    with pytest.raises(InstallationError, match=r"left: \[False, False, False\]"):
+        make_server(cut_repository).start()
