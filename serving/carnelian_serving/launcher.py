@@ -258,7 +258,9 @@ class Server:
         deadline = time.monotonic() + self._ready_timeout_s
         crashed_at: float | None = None
         failed_at: float | None = None
-        must_load = is_on(by_name(self._triton_options).get("--exit-on-error", "true"))
+        options = by_name(self._triton_options)
+        ends_without = is_on(options.get("--exit-on-error", "true"))
+        must_load = ends_without or is_on(options.get("--strict-readiness", "true"))
         while True:
             crashed = self._triton.crashed_instances()
             crashed_at = (crashed_at or time.monotonic()) if crashed else None
@@ -272,8 +274,13 @@ class Server:
             if must_load and self._triton.log.has_failed:
                 failed_at = failed_at or time.monotonic()
                 if time.monotonic() > min(deadline, failed_at + FAILED_WHILE_LOADING_S):
+                    state = (
+                        "and tritonserver hangs"
+                        if ends_without
+                        else "and tritonserver is ready without it only with `--strict-readiness=false`"
+                    )
                     reasons = "\n  ".join(find_reasons(self.log))
-                    raise ServerError(f"every model must load, but one cannot, and tritonserver hangs:\n  {reasons}")
+                    raise ServerError(f"every model must load, but one cannot, {state}:\n  {reasons}")
             if time.monotonic() > deadline:
                 advice = (
                     "allow more (`--start-timeout`, `ready_timeout_s`), as where TensorRT builds engines; or "

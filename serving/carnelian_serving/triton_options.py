@@ -17,7 +17,7 @@ OWN_OPTIONS = {
 }
 """Options that the launcher sets itself, and its own name for each."""
 READ_OPTIONS = (
-    *(*OWN_OPTIONS, *RESTRICTIONS, "--log-file", "--exit-on-error"),
+    *(*OWN_OPTIONS, *RESTRICTIONS, "--log-file", "--exit-on-error", "--strict-readiness"),
     *("--allow-http", "--allow-grpc", "--allow-metrics", "--http-address", "--grpc-address", "--metrics-address"),
     *("--grpc-use-ssl", "--grpc-use-ssl-mutual", "--grpc-server-cert", "--grpc-server-key", "--grpc-root-cert"),
 )

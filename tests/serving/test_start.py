@@ -280,6 +280,21 @@ def test_a_server_that_hangs_once_a_model_has_failed_is_ended(start_script, monk
     assert why == f"every model must load, but one cannot, and tritonserver hangs:\n  {OUT_OF_THREADS}"
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ([], "every model must load, but one cannot, and tritonserver is ready without it only with `--strict-readin"),
+        (["--strict-readiness=false"], "must be ready within 2 s, but are not"),
+    ],
+    ids=["strict", "not strict"],
+)
+def test_a_server_that_is_not_ready_without_a_model_is_ended(start_script, monkeypatch, options, words):
+    monkeypatch.setattr("carnelian_serving.launcher.FAILED_WHILE_LOADING_S", 0.1)
+    script = f"cat <<'END'\n{NO_THREAD}\nEND\nexec sleep 60"
+    why = start_script(script, triton_options=["--exit-on-error=false", *options], ready_timeout_s=2)
+    assert words in why
+
+
 def test_a_server_that_hangs_as_it_gives_up_is_ended(start_script, monkeypatch):
     """Where a log file takes the rest of the log, this line is all that is seen."""
     monkeypatch.setattr("carnelian_serving.triton_process.TOLD_END_S", 0.1)
