@@ -105,16 +105,15 @@ def serve(
     except _Stop:
         return
     except (ServerError, OSError) as error:
-        print(f"carnelian-serve: {error}", file=sys.stderr)
+        _print_log(f"carnelian-serve: {error}")
         raise typer.Exit(1) from None
     pause = ""
     if -status in PAUSE_SIGNALS:
         pause = "a pause of the machine, or a step of its clock, of a second, under load, can do that; "
     why = f"; {KILLED}" if status == -signal.SIGKILL else f" by itself; {pause}its log above may say why"
-    print(
+    _print_log(
         f"carnelian-serve: tritonserver must run until it is told to end, but {describe_exit(status)}{why}; start "
-        "carnelian-serve anew",
-        file=sys.stderr,
+        "carnelian-serve anew"
     )
     raise typer.Exit(1)
 

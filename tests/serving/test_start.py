@@ -35,6 +35,12 @@ def test_a_word_that_is_no_option_of_tritonserver_is_wrong_use(cut_repository, r
     assert "must begin with" in done.stderr
 
 
+def test_a_failure_is_not_told_on_the_standard_output_where_the_standard_error_is_closed(command_line):
+    command = ["sh", "-c", 'exec "$0" "$@" 2>&-', *command_line, "--repository=nowhere"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=False)
+    assert (done.returncode, done.stdout) == (1, b"")
+
+
 def test_a_terminals_encoding_spells_a_path_and_escapes_the_rest(tmp_path, monkeypatch, command_line):
     monkeypatch.setenv("PYTHONIOENCODING", "latin-1")
     command = [*command_line, f"--repository={tmp_path}/mod els ünï ž"]

@@ -181,7 +181,7 @@ def test_a_full_standard_output_stops_nothing(cut_repository, command_line):
     assert process.returncode == 0
 
 
-def test_a_signal_does_not_interrupt_the_clean_up_after_a_crash(cut_repository, monkeypatch, capsys, regions_of):
+def test_a_signal_does_not_interrupt_the_clean_up_after_a_crash(cut_repository, monkeypatch, capfd, regions_of):
     others = regions_of(os.getpid())  # of servers that other tests share
     stop = Server.stop
 
@@ -203,7 +203,7 @@ def test_a_signal_does_not_interrupt_the_clean_up_after_a_crash(cut_repository, 
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-    assert "was ended by SIGKILL" in capsys.readouterr().err
+    assert "was ended by SIGKILL" in capfd.readouterr().err
     assert regions_of(os.getpid()) <= others
 
 
