@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import select
 import signal
 import subprocess
 import time
@@ -29,22 +27,6 @@ def has_ended(process: subprocess.Popen[str], timeout_s: float) -> bool:
         else:
             time.sleep(0.01)
     return True
-
-
-def sleep_until_end(process: subprocess.Popen[str], timeout_s: float) -> None:
-    """Sleep until a process ends. Not by `Popen.wait`, which looks twenty times a second."""
-    try:
-        descriptor = os.pidfd_open(process.pid)
-    except (AttributeError, OSError):  # before Linux 5.3, or where this process ignores SIGCHLD
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(timeout_s)
-        return
-    try:
-        end = select.poll()
-        end.register(descriptor, select.POLLIN)
-        end.poll(timeout_s * 1000)
-    finally:
-        os.close(descriptor)
 
 
 class Crash(NamedTuple):

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 
-from carnelian_serving.endings import KILLED, Crash, describe_crash, describe_exit, has_ended, sleep_until_end
+from carnelian_serving.endings import KILLED, Crash, describe_crash, describe_exit, has_ended
 from carnelian_serving.errors import ServerError
 from carnelian_serving.limits import OUT_OF_THREADS, num_refused_threads, raised_limits
 from carnelian_serving.server_log import ServerLog
@@ -149,11 +149,7 @@ class TritonProcess:
             ServerError: A model instance has crashed or stands still. Triton does not start it again, so the server
                 must be.
         """
-        process = self._started()
-        while True:
-            sleep_until_end(process, STUB_CHECK_INTERVAL_S)
-            if (status := self.poll()) is not None:
-                return status
+        while (status := self.poll()) is None:
             if crashed := self.crashed_instances():
                 raise ServerError(
                     f"every model instance must be alive, but {describe_crash(crashed)}. Triton does not start it "
@@ -164,6 +160,8 @@ class TritonProcess:
                     f"every model instance must be running, but the process of {', '.join(stopped)} stands still, "
                     "as SIGSTOP or a debugger stops it, and its requests fail; start carnelian-serve anew"
                 )
+            time.sleep(STUB_CHECK_INTERVAL_S)
+        return status
 
     def end(self, exit_timeout_s: float) -> None:
         """Ask the server to end; kill what does not end in time, or everything at once if this is interrupted.

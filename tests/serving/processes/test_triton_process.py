@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-from carnelian_serving.endings import has_ended, sleep_until_end
+from carnelian_serving.endings import has_ended
 from carnelian_serving.errors import ServerError
 from carnelian_serving.installation import find_installation
 from carnelian_serving.launcher import Server
@@ -26,30 +26,6 @@ DEAF_PARENT = [
     "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM]); os.execv(sys.argv[1], sys.argv[1:])",
 ]
 """A program that hears of no child and heeds no SIGTERM, which those that it starts inherit."""
-
-
-@pytest.mark.parametrize("has_pidfd", [True, False])
-def test_the_end_of_a_process_ends_the_sleep_until_then(monkeypatch, has_pidfd):
-    if not has_pidfd:
-        monkeypatch.delattr(os, "pidfd_open")
-    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, text=True) as process:
-        sleep_until_end(process, 0.01)
-        assert process.poll() is None
-        process.stdin.close()
-        sleep_until_end(process, 60)
-        assert process.poll() == 0
-
-
-def test_a_wait_for_the_end_wakes_only_to_look(monkeypatch):
-    """`Popen.wait` would wake twenty times a second."""
-    try:
-        os.close(os.pidfd_open(os.getpid()))
-    except (AttributeError, OSError) as error:
-        pytest.skip(f"Python and Linux must have pidfd_open, of Linux 5.3: {error}")
-    monkeypatch.setattr(time, "sleep", lambda _: pytest.fail("it must not sleep in steps"))
-    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, text=True) as process:
-        sleep_until_end(process, 0.1)
-        process.kill()
 
 
 @pytest.mark.parametrize("parent", [[], DEAF_PARENT], ids=["", "deaf parent"])
