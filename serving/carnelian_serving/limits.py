@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import resource
 from collections.abc import Iterator
-from pathlib import Path
+
+from carnelian_serving.cgroups import own_folders
 
 THREAD_STACK_BYTES = 64 * 2**20
 """The size of a thread's stack. If an HTTP body calls itself a form, as curl's do, Triton 2.51 puts two copies of it on
@@ -16,8 +17,6 @@ OPEN_FILES = 65_536
 OUT_OF_THREADS = (
     "it ran out of threads, processes or memory; allow more (`pids.max` of the container, `ulimit -u`, `-v`, `-d`)"
 )
-_OWN_CGROUPS = Path("/proc/self/cgroup")
-_CGROUPS = Path("/sys/fs/cgroup")
 
 
 @contextlib.contextmanager
@@ -30,19 +29,18 @@ def raised_limits() -> Iterator[None]:
 
 
 def num_refused_threads() -> int:
-    """Return how often `pids.max` has refused this process's cgroup a thread or process, if the kernel says it.
+    """Return how often `pids.max` has refused this process's control groups a thread or process, if the kernel says it.
 
-    From Linux 6.11 on, version 2 counts that in the cgroup that has the limit, which may be one around it.
+    From Linux 6.11 on, version 2 counts that where the limit is, in the group or in one around it, whose `pids.events`
+    has what others in it were refused by limits of their own as well. Before, it counts where the process is.
     """
-    with contextlib.suppress(OSError):
-        for line in _OWN_CGROUPS.read_text().splitlines():
-            _, tree, path = line.split(":", 2)
-            if tree not in ("", "pids"):  # the names of version 2's only one and of version 1's
-                continue
-            for folder in (path.strip("/"), ""):  # a container may see its own as the root
-                with contextlib.suppress(OSError):
-                    return int((_CGROUPS / tree / folder / "pids.events").read_text().split()[1])
-    return 0
+    num_refused = 0
+    for folder in own_folders("pids"):
+        for file in ("pids.events.local", "pids.events"):
+            with contextlib.suppress(OSError):
+                num_refused += int((folder / file).read_text().split()[1])
+                break
+    return num_refused
 
 
 @contextlib.contextmanager

@@ -264,7 +264,7 @@ def test_cores_are_those_that_the_process_may_run_on():
         ("1:cpuset:/a\n", {"cpuset/a": (200000, 100000)}, []),
     ],
 )
-def test_quotas_of_control_groups_are_read(tmp_path, own_groups, files, quotas):
+def test_quotas_of_control_groups_are_read(tmp_path, monkeypatch, own_groups, files, quotas):
     for name, content in files.items():
         path = tmp_path / name
         if isinstance(content, str):
@@ -275,7 +275,9 @@ def test_quotas_of_control_groups_are_read(tmp_path, own_groups, files, quotas):
             (path / "cpu.cfs_quota_us").write_text(f"{content[0]}\n")
             (path / "cpu.cfs_period_us").write_text(f"{content[1]}\n")
     (tmp_path / "own_groups").write_text(own_groups)
-    assert read_quotas(tmp_path / "own_groups", tmp_path) == quotas
+    monkeypatch.setattr("carnelian_serving.cgroups.OWN_GROUPS", tmp_path / "own_groups")
+    monkeypatch.setattr("carnelian_serving.cgroups.GROUPS", tmp_path)
+    assert read_quotas() == quotas
 
 
 def test_cores_are_at_most_the_quota_rounded_up(monkeypatch):

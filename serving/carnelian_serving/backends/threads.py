@@ -9,6 +9,7 @@ from pathlib import Path
 
 from carnelian_serving import THREADS_VARIABLE
 from carnelian_serving.backends.model_config import ModelConfig
+from carnelian_serving.cgroups import own_folders
 
 
 def thread_count(config: ModelConfig, parameter: str) -> int:
@@ -39,25 +40,13 @@ def count_cores() -> int:
     return min([cores, *map(math.ceil, read_quotas())])
 
 
-def read_quotas(own_groups: Path = Path("/proc/self/cgroup"), mount: Path = Path("/sys/fs/cgroup")) -> list[float]:
-    """Return the CPU quotas, in cores, of this process's control groups and of the groups around them.
-
-    Args:
-        own_groups: Names the groups, of versions 1 and 2. Inside a container the names may be those outside, which do
-            not lie under `mount`: there the container's own group is the outermost.
-        mount: The folder of the groups.
-    """
+def read_quotas() -> list[float]:
+    """Return the CPU quotas, in cores, of this process's control groups and of the groups around them."""
     quotas = []
-    with contextlib.suppress(OSError):
-        for line in own_groups.read_text().splitlines():
-            _, controllers, name = line.split(":", 2)
-            if controllers and "cpu" not in controllers.split(","):
-                continue
-            files = ("cpu.cfs_quota_us", "cpu.cfs_period_us") if controllers else ("cpu.max",)
-            group = mount / ("cpu" if controllers else "") / name.lstrip("/")
-            for folder in (group, *group.parents):
-                with contextlib.suppress(OSError):
-                    quota, period = " ".join((folder / file).read_text() for file in files).split()
-                    if quota not in ("max", "-1"):
-                        quotas.append(int(quota) / int(period))
+    for folder in own_folders("cpu"):
+        for files in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):  # of version 2, and of version 1
+            with contextlib.suppress(OSError):
+                quota, period = " ".join((folder / file).read_text() for file in files).split()
+                if quota not in ("max", "-1"):
+                    quotas.append(int(quota) / int(period))
     return quotas

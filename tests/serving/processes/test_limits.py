@@ -50,17 +50,28 @@ def test_stacks_are_left_as_they_are_where_address_space_is_limited():
     ("own", "file"),
     [
         ("0::/a.slice/b:c", "a.slice/b:c/pids.events"),
+        ("0::/a.slice/b:c", "a.slice/pids.events.local"),
         ("0::/", "pids.events"),
         ("9:name=systemd:/\n8:pids:/docker/1\n0::/", "pids/docker/1/pids.events"),
         ("4:memory:/a\n8:pids:/docker/1", "pids/pids.events"),
     ],
 )
 def test_threads_that_a_cgroup_was_refused_are_counted(tmp_path, monkeypatch, own, file):
-    monkeypatch.setattr("carnelian_serving.limits._OWN_CGROUPS", tmp_path / "own")
-    monkeypatch.setattr("carnelian_serving.limits._CGROUPS", tmp_path)
+    monkeypatch.setattr("carnelian_serving.cgroups.OWN_GROUPS", tmp_path / "own")
+    monkeypatch.setattr("carnelian_serving.cgroups.GROUPS", tmp_path)
     assert num_refused_threads() == 0
     (tmp_path / "own").write_text(f"{own}\n")
     assert num_refused_threads() == 0
     (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / file).write_text("max 3\n")
     assert num_refused_threads() == 3
+
+
+def test_threads_that_others_in_a_cgroup_were_refused_are_not_counted(tmp_path, monkeypatch):
+    monkeypatch.setattr("carnelian_serving.cgroups.OWN_GROUPS", tmp_path / "own")
+    monkeypatch.setattr("carnelian_serving.cgroups.GROUPS", tmp_path)
+    (tmp_path / "own").write_text("0::/a\n")
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "pids.events").write_text("max 3\n")
+    (tmp_path / "a" / "pids.events.local").write_text("max 1\n")
+    assert num_refused_threads() == 1
