@@ -181,7 +181,7 @@ _WORDINGS = (
     ),
     # TLS 1.3 hears of a refused client certificate after its handshake: as bytes that it cannot read, or as an end.
     _Wording(
-        "unwrap failed|_alert_.*(certificate|unknown_ca|access_denied|handshake_failure)",
+        "unwrap failed|_alert_\\w{0,40}(certificate|unknown_ca|access_denied|handshake_failure)",
         ConnectError,
         f"the server refused this client: it must have a client certificate, {CERTIFICATE_ADVICE}",
     ),

@@ -184,6 +184,11 @@ def test_a_broken_connection_says_what_may_be_the_reason(words, advice):
     assert error_from_answer("UNAVAILABLE", words).message.startswith(f"{words}; {advice}")
 
 
+def test_an_alert_of_another_kind_is_not_about_the_clients_certificate():
+    words = "Tls handshake failed: SSL_ERROR_SSL: OPENSSL_internal:TLSV1_ALERT_PROTOCOL_VERSION: see its certificate"
+    assert error_from_answer("UNAVAILABLE", words).message.startswith(f"{words}; check `tls`")
+
+
 def test_a_proxys_limit_of_size_is_said_to_be_one():
     error = error_from_answer("UNKNOWN", "Received http2 header with status: 413")
     assert type(error) is ServerError
