@@ -26,9 +26,8 @@ front leaves work for the others."""
 TRITONS_OWN = frozenset({"priority", "sequence_end", "sequence_id", "sequence_start", "timeout"})
 """Request parameters that Triton reads and hides from its models: `timeout=5` would be five microseconds."""
 
-_TARGET = re.compile(r"(unix|unix-abstract|vsock|xds):.+|((dns|ipv4|ipv6)://[^/]*/)?[^/]+:\d+", re.IGNORECASE)
+_TARGET = re.compile(r"(unix|unix-abstract|vsock|xds):.+|((dns|ipv4|ipv6)://[^/]*/)?[^/]+:(?P<port>\d+)", re.IGNORECASE)
 _BARE_IPV6 = re.compile(r"[0-9a-f]*:[0-9a-f.]*:[0-9a-f:.]*", re.IGNORECASE)
-_PORT = re.compile(r":(\d+)$")
 _HEADER_NAME = re.compile(r"[a-z0-9_.-]+(?<!-bin)")  # gRPC wants bytes for names in -bin
 _HEADER_VALUE = re.compile(r"[\x20-\x7e]*")
 
@@ -46,12 +45,13 @@ class Settings:
 
     def __post_init__(self) -> None:
         # gRPC would take other schemes for a name to resolve, and add port 443 where there is none.
-        if _BARE_IPV6.fullmatch(self.url) or not _TARGET.fullmatch(self.url):
+        target = _TARGET.fullmatch(self.url)
+        if target is None or _BARE_IPV6.fullmatch(self.url):
             raise ValueError(
                 f"`url` must be the host:port of Triton's gRPC endpoint, but is {self.url!r}; "
                 "write for example localhost:8001 or [::1]:8001, and turn encryption on with `tls`."
             )
-        if (port := _PORT.search(self.url)) and not 0 < int(port[1]) < 2**16:  # gRPC would take it modulo 65536
+        if target["port"] and not 0 < int(target["port"]) < 2**16:  # gRPC would take it modulo 65536
             raise ValueError(f"`url` must end in a port from 1 to 65535, but is {self.url!r}; Triton's is 8001.")
         if self.api_key == "":
             raise ValueError("`api_key` must be a key, but is empty; leave it out where there is none.")

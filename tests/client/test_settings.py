@@ -56,6 +56,7 @@ def test_an_empty_name_is_not_taken_for_the_default(wav, name):
     [
         *("[::1]:8001", "dns:///name:8001", "dns://8.8.8.8/name:8001", "dns:name:8001", "vsock:2:8001", "xds:///name"),
         *("ipv4:127.0.0.1:8001,127.0.0.2:8001", "ipv6:[::1]:8001", "unix:triton.sock", "unix:///run/triton.sock"),
+        *("vsock:2:99999", "unix:/run/triton:99999"),
     ],
 )
 def test_every_target_of_grpc_is_an_address(url):
