@@ -10,7 +10,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from contextlib import closing
 from os import PathLike
 from types import TracebackType
@@ -209,10 +209,7 @@ class CarnelianClient:
                             source, source_error = None, error
                     if not pending:
                         break
-                    first = pending.popleft()
-                    while not wait([first], _threads.CTRL_C_HEARD_S).done:
-                        pass
-                    yield first.result()
+                    yield _threads.result(pending.popleft())
                 if source_error is not None:
                     raise source_error
             finally:
@@ -417,10 +414,7 @@ class CarnelianClient:
         arguments = (audio, model, request_id, options, deadline)
         if not isinstance(audio, (str, PathLike)) or os.path.isfile(audio):  # noqa: PTH113  (no name breaks it)
             return self._settings.request(*arguments)
-        future = _threads.start(lambda: self._settings.request(*arguments))
-        if not wait([future], timeout=deadline.left_s).done:
-            raise deadline.error()
-        return future.result()
+        return _threads.result(_threads.start(lambda: self._settings.request(*arguments)), deadline)
 
     def _check_open(self) -> None:
         if self._closed.is_set():

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from queue import SimpleQueue
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+if TYPE_CHECKING:
+    from ._retry import Deadline
 
 CTRL_C_HEARD_S = 1.0
 """How long a thread waits at a stretch, in seconds: a Ctrl-C that comes just before it begins to wait does not wake it,
@@ -30,6 +33,14 @@ def start(function: Callable[[], T]) -> Future[T]:
     return future
 
 
+def result(future: Future[T], deadline: Deadline | None = None) -> T:
+    """Wait for what a thread returns or raises; raise DeadlineExceeded where it comes too late."""
+    while not wait([future], min(deadline.left_s, CTRL_C_HEARD_S) if deadline else CTRL_C_HEARD_S).done:
+        if deadline is not None and deadline.is_over:
+            raise deadline.error()
+    return future.result()
+
+
 def outside_main_thread(function: Callable[[], T]) -> T:
     """Call a function that reads through soundfile, in another thread if this is the main one.
 
@@ -38,7 +49,7 @@ def outside_main_thread(function: Callable[[], T]) -> T:
     """
     if threading.current_thread() is not threading.main_thread():
         return function()
-    return start(function).result()
+    return result(start(function))
 
 
 class Workers(Generic[Item, T]):

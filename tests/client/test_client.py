@@ -10,7 +10,7 @@ import socket
 import sys
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
@@ -30,6 +30,7 @@ from carnelian_client import (
     TransportError,
     Word,
 )
+from carnelian_client._threads import outside_main_thread
 
 
 def test_a_clip_becomes_a_transcript(client, triton, wav, answers):
@@ -356,6 +357,34 @@ def test_the_time_covers_a_pipe_that_is_read(client, triton, wav, tmp_path, is_f
     assert (caught.value.clip, caught.value.request_id) == (str(pipe), "7")
     assert triton.requests == []
     pipe.write_bytes(b"")  # lets the reader go
+
+
+@pytest.mark.usefixtures("heeds_ctrl_c")
+@pytest.mark.parametrize("is_pipe", [True, False], ids=["pipe", "soundfile"])
+def test_ctrl_c_is_heard_while_a_thread_reads(client, tmp_path, is_pipe):
+    """Just before the main thread begins to wait, it does not wake it, as here, where another thread gets it."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    is_over = threading.Event()
+    was_heard = Future()
+
+    def interrupt():
+        time.sleep(0.5)  # until the main thread waits
+        signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+        was_heard.set_result(is_over.wait(30))
+
+    def read_pipe():
+        threading.Thread(target=feed, daemon=True).start()
+        client.transcribe(pipe, timeout_s=60)
+
+    def feed():
+        with pipe.open("wb"):
+            interrupt()
+
+    with pytest.raises(KeyboardInterrupt):
+        read_pipe() if is_pipe else outside_main_thread(interrupt)
+    is_over.set()
+    assert was_heard.result()
 
 
 def test_what_is_decoded_too_slowly_is_not_sent(client, triton, monkeypatch):
