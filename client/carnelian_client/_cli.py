@@ -7,12 +7,14 @@ import functools
 import inspect
 import os
 import sys
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias, cast
+from typing import Annotated, Literal, TypeAlias, cast
 
 import typer
 
 from ._audio import read_all
+from ._client import CarnelianClient, Outcome
 from ._errors import CarnelianClientError
 from ._formats import ctm_name
 from ._long import DEFAULT_LONGEST_S, check_longest_piece
@@ -21,12 +23,7 @@ from ._retry import DEFAULT_ATTEMPTS, RetryPolicy
 from ._settings import DEFAULT_CONCURRENCY, DEFAULT_MODEL, DEFAULT_TIMEOUT_S, DEFAULT_URL
 from ._stream import DEFAULT_INTERIM_S, DEFAULT_PAUSE_S, check_interim, check_pause
 from ._stream_cli import tell_stream
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator
-
-    from ._client import CarnelianClient, Outcome
-    from ._types import TLS, Audio, DecodingOptions, Utterance
+from ._types import TLS, Audio, DecodingOptions, Utterance
 
 STDIN = "-"
 SUFFIXES = {"text": "txt"}
@@ -124,8 +121,6 @@ def transcribe(
     subtitles, or CTM instead. A file that fails is reported on the standard error and the others go on; the exit status
     is then 1. It is 2 for wrong use.
     """
-    from ._client import CarnelianClient
-
     if as_json and output not in ("text", "json"):
         raise typer.BadParameter(f"--json must come without another --format, but that is {output}; drop one")
     kind = "json" if as_json else output
@@ -166,7 +161,7 @@ def transcribe(
             model=model,
             timeout_s=timeout_s,
             retry=RetryPolicy(num_attempts=attempts),
-            tls=_tls(tls, ca, cert, key),
+            tls=TLS(ca_path=ca, cert_path=cert, key_path=key) if tls or ca or cert or key else None,
             api_key=os.environ.get(API_KEY_VARIABLE) or None,
         )
     except (ValueError, OSError) as error:
@@ -266,8 +261,6 @@ def _targets(files: list[str], out: Path | None, kind: str) -> list[Path] | list
 
 def _options(assignments: list[str]) -> DecodingOptions:
     """Parse `name=value` assignments as decoding options; the server checks names and values."""
-    from ._client import CarnelianClient
-
     methods = (
         CarnelianClient.transcribe,
         CarnelianClient.transcribe_many,
@@ -289,12 +282,6 @@ def _options(assignments: list[str]) -> DecodingOptions:
             raise typer.BadParameter(f"--option must name {name} once, but gives it as {chosen[name]!r} and {value!r}")
         chosen[name] = value
     return cast("DecodingOptions", chosen)
-
-
-def _tls(tls: bool, ca: Path | None, cert: Path | None, key: Path | None) -> TLS | None:
-    from ._types import TLS
-
-    return TLS(ca_path=ca, cert_path=cert, key_path=key) if tls or ca or cert or key else None
 
 
 class _StandardInputError(OSError):
