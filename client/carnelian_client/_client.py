@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections import deque
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import closing
 from os import PathLike
 from types import TracebackType
@@ -190,34 +188,7 @@ class CarnelianClient:
                     raise
                 return error
 
-        def outcomes() -> Generator[Outcome, None, None]:
-            workers = _threads.Workers(transcribe, concurrency)
-            pending: deque[Future[Outcome]] = deque()
-            source: Iterator[Audio] | None = iter(clips)
-            source_error: Exception | None = None
-            may_wait = not isinstance(clips, Sequence)
-            try:
-                while True:
-                    while source is not None and len(pending) < TAKEN_AHEAD * concurrency:
-                        if may_wait and pending and pending[0].done():
-                            break
-                        try:
-                            pending.append(workers.submit(next(source)))
-                        except StopIteration:
-                            source = None
-                        except Exception as error:
-                            source, source_error = None, error
-                    if not pending:
-                        break
-                    yield _threads.result(pending.popleft())
-                if source_error is not None:
-                    raise source_error
-            finally:
-                for future in pending:
-                    future.cancel()
-                workers.release()
-
-        return outcomes()
+        return _threads.map_in_order(transcribe, clips, concurrency, TAKEN_AHEAD * concurrency)
 
     def transcribe_long(
         self,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Generic, TypeVar
@@ -88,3 +89,44 @@ class Workers(Generic[Item, T]):
             except BaseException as error:
                 future.set_exception(error)
             del task, future, item  # else an idle thread would hold its last item
+
+
+def map_in_order(
+    function: Callable[[Item], T], items: Iterable[Item], num_threads: int, most_ahead: int
+) -> Generator[T, None, None]:
+    """Call a function on each item in threads; yield the results in the items' order, or raise the first error.
+
+    A source that raises does so after the results of the items before it. One that may wait for its next item is asked
+    for it only while no result is ready. Closing the generator drops what no thread has begun.
+
+    Args:
+        function: What to call.
+        items: Its arguments, one by one.
+        num_threads: How many calls may run at once.
+        most_ahead: The most items that are taken ahead of the results.
+    """
+    workers = Workers(function, num_threads)
+    pending: deque[Future[T]] = deque()
+    source: Iterator[Item] | None = iter(items)
+    source_error: Exception | None = None
+    may_wait = not isinstance(items, Sequence)
+    try:
+        while True:
+            while source is not None and len(pending) < most_ahead:
+                if may_wait and pending and pending[0].done():
+                    break
+                try:
+                    pending.append(workers.submit(next(source)))
+                except StopIteration:
+                    source = None
+                except Exception as error:
+                    source, source_error = None, error
+            if not pending:
+                break
+            yield result(pending.popleft())
+        if source_error is not None:
+            raise source_error
+    finally:
+        for future in pending:
+            future.cancel()
+        workers.release()
