@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 from ._audio import MAX_DECODED_BYTES, describe_audio, read_audio
 from ._decoding import open_audio
 from ._errors import CarnelianClientError, InvalidAudio, InvalidOption, about
+from ._result import later, transcript_from_result
 from ._threads import outside_main_thread
-from ._types import Audio, DecodingOptions, Transcript, later, transcript_from_result
+from ._types import Audio, DecodingOptions, Transcript
 
 if TYPE_CHECKING:
     from typing import Any

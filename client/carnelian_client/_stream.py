@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from ._audio import check_rate, check_samples
 from ._errors import AccessDenied, CarnelianClientError, InvalidAudio, InvalidOption, ModelNotFound
 from ._long import PIECE_ADVICE, check_longest_piece, quietest_end
-from ._types import Transcript, Utterance, later, transcript_from_result
+from ._result import later, transcript_from_result
+from ._types import Transcript, Utterance
 
 if TYPE_CHECKING:
     import numpy as np

@@ -25,8 +25,9 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from ._answers import MAX_ANSWER_BYTES, error_from_answer
 from ._errors import CarnelianClientError, ServerError, TransportError, about
+from ._result import check_result, transcript_from_result
 from ._threads import CTRL_C_HEARD_S
-from ._types import TLS, Health, Model, Request, Transcript, check_result, transcript_from_result
+from ._types import TLS, Health, Model, Request, Transcript
 
 if TYPE_CHECKING:
     from ._retry import Deadline

@@ -16,8 +16,8 @@ from carnelian_client import (
     ServerBusy,
     Utterance,
 )
+from carnelian_client._result import transcript_from_result
 from carnelian_client._stream import SPEECH_PAD_S, Stream
-from carnelian_client._types import transcript_from_result
 
 RATE = 16_000
 BLOCK = 1600
