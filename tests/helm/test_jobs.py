@@ -273,8 +273,9 @@ def test_training_without_a_volume_is_refused(refusal):
     assert "name a claim" in refusal("training.enabled=true")
 
 
-def test_a_memory_limit_that_training_s_shared_memory_alone_may_fill_is_refused(refusal):
-    assert "lower training.sharedMemory" in refusal("training.resources.limits.memory=8Gi", case="jobs")
+@pytest.mark.parametrize("value", ["resources.limits.memory=8Gi", "sharedMemory=134217728Ki"])
+def test_a_memory_limit_that_training_s_shared_memory_alone_may_fill_is_refused(value, refusal):
+    assert "lower training.sharedMemory" in refusal(f"training.{value}", case="jobs")
 
 
 def test_carnelian_perf_takes_the_grid(render):

@@ -181,7 +181,7 @@ def test_shared_memory_is_sized_from_the_python_instances(render):
     assert {"name": "shared-memory", "mountPath": "/dev/shm"} in render().server["volumeMounts"]
 
 
-@pytest.mark.parametrize("limit", ["896Mi", "0.875Gi", "939M", "0.9k", "939524096"])
+@pytest.mark.parametrize("limit", ["896Mi", "917504Ki", "0.875Gi", "939M", "0.9k", "939524096"])
 def test_a_memory_limit_that_shared_memory_alone_may_fill_is_refused(limit, refusal):
     assert "may hold 896Mi" in refusal(f"resources.limits.memory={limit}", "resources.requests.memory=1")
 
@@ -193,7 +193,7 @@ def test_the_refusal_of_a_memory_limit_shows_a_number_as_it_was_written(number, 
     assert f"resources.limits.memory is {number}, but" in done.stderr
 
 
-@pytest.mark.parametrize("limit", ["897Mi", "0.876Gi", "940M", "1T", "939524097", "null"])
+@pytest.mark.parametrize("limit", ["897Mi", "917505Ki", "0.876Gi", "940M", "1T", "939524097", "null"])
 def test_a_memory_limit_above_shared_memory_is_taken(limit, render):
     limits = render(f"resources.limits.memory={limit}", "resources.requests.memory=1").server["resources"]["limits"]
     assert str(limits.get("memory", "null")) == limit

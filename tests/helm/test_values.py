@@ -198,6 +198,7 @@ def test_a_share_is_taken_as_set_writes_it(value, render):
         (("modelRepository.source=pvc",), "name the claim"),
         (("model.load={other}",), "add it"),
         (("resources.requests.memory=9Gi",), 'is "9Gi", above resources.limits.memory, '),
+        (("resources.requests.memory=8388608Ki",), 'is "8388608Ki", above resources.limits.memory, '),
         (("resources.limits.cpu=1500m",), 'is "2", above resources.limits.cpu, "1500m"; change one'),
         (("resources.limits.cpu=0",), 'is "2", above resources.limits.cpu, 0; change one'),
         (("perf.resources.requests.cpu=3", "perf.resources.limits.cpu=2.5"), "is 3, above perf.resources.limits.cpu"),

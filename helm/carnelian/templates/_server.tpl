@@ -36,7 +36,7 @@ of a file often ends its line, which no header can: the arguments lose line ends
 
 {{/* A quantity as a number, of bytes or cores. */}}
 {{- define "carnelian.quantity" -}}
-{{- $unit := toString . | regexFind "(m|[kMGT]i?)$" -}}
+{{- $unit := toString . | regexFind "(m|[kKMGT]i?)$" -}}
 {{- $factor := dict "" 1 "m" 1e-3 "k" 1e3 "M" 1e6 "G" 1e9 "T" 1e12 "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776 -}}
 {{- mulf (toString . | trimSuffix $unit) (get $factor $unit) -}}
 {{- end -}}
