@@ -170,6 +170,14 @@ def test_latencies_on_a_gpu_are_those_of_the_raw_files():
 
 
 @pytest.mark.parametrize("title", MODELS)
+def test_the_latency_that_is_served_on_a_gpu_is_that_of_the_raw_file(title):
+    cell = f"{MODELS[title]}_fp16_pcm_grpc_2s_b1_c1_r1"
+    found = json.loads(read(f"perf/results/{MODELS[title]}_gpu_sweep/{cell}/result.json"))["report"]["latency_ms"]
+    link = f"[{title}](perf/results/{MODELS[title]}_gpu_sweep.md)"
+    assert says(" ".join(read("README.md").split()), f"{found['p50']:.1f} ms with {link}")
+
+
+@pytest.mark.parametrize("title", MODELS)
 def test_half_precision_is_never_slower_than_tf32_on_a_gpu(title):
     half, tf32 = (
         {
