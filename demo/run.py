@@ -68,8 +68,8 @@ def transcribe(files: list[str]) -> int:
             print(f"{clip.name}, {heard.duration_s:.1f} s")
             print(f"  heard      {heard.text}")
             print(f"  with LMs   {read.text}")
-            if clip in references:
-                print(f"  reference  {references[clip]}")
+            if reference := references.get(clip.resolve()):
+                print(f"  reference  {reference}")
             print(f"  time       {1e3 * seconds:.0f} ms ({split}), real-time factor {seconds / heard.duration_s:.4f}")
             print(f"             {1e3 * reading_s:.0f} ms with LMs\n")
     return int(failures > 0)

@@ -32,6 +32,11 @@ def test_readme_shows_what_the_demo_prints():
     assert sum(line.startswith("  heard") for line in printed) == 6
 
 
+def test_a_clip_has_its_reference_under_a_relative_path_too():
+    demo = run_demo("demo/clips/storm.flac")
+    assert re.search(r"^  reference  the storm had passed", demo.stdout, re.M), demo.stdout + demo.stderr
+
+
 def test_a_clip_that_fails_is_named_and_the_others_are_heard(tmp_path):
     broken = tmp_path / "broken.wav"
     broken.write_bytes(b"RIFF")
