@@ -331,8 +331,8 @@ def test_a_name_that_the_chart_would_set_may_be_given_where_it_does_not(render):
 
 def test_onnxruntime_sends_no_telemetry_whatever_the_image(render):
     rendered = render(case="jobs")
-    (training,) = rendered.job("-quartznet")["containers"]
-    for container in (rendered.server, training):
+    jobs = (rendered.job(name)["containers"][0] for name in ("-quartznet", "-sweep"))
+    for container in (rendered.server, *jobs):
         assert {"name": "ORT_DISABLE_TELEMETRY", "value": "1"} in container["env"]
 
 

@@ -67,7 +67,7 @@
 {{- include "carnelian.checkTwice" (list "training.extraVolumeMounts" "mountPath" .Values.training.extraVolumeMounts $own) -}}
 {{- end -}}
 {{- if .Values.perf.enabled -}}
-{{- include "carnelian.checkTwice" (list "perf.extraEnv" "name" .Values.perf.extraEnv (include "carnelian.home" . | fromYamlArray)) -}}
+{{- include "carnelian.checkTwice" (list "perf.extraEnv" "name" .Values.perf.extraEnv (include "carnelian.commonEnv" . | fromYamlArray)) -}}
 {{- $own := "[{name: grid, mountPath: /grid}, {name: results, mountPath: /results}, {name: tmp, mountPath: /tmp}]" | fromYamlArray -}}
 {{- include "carnelian.checkTwice" (list "perf.extraVolumes" "name" .Values.perf.extraVolumes $own) -}}
 {{- include "carnelian.checkTwice" (list "perf.extraVolumeMounts" "mountPath" .Values.perf.extraVolumeMounts $own) -}}

@@ -98,10 +98,13 @@ tolerations:
 {{- end -}}
 
 {{/* What the server and the Jobs are told alike. */}}
-{{- define "carnelian.home" -}}
+{{- define "carnelian.commonEnv" -}}
 # Nothing is written to a home folder: the root file system is read-only.
 - name: HOME
   value: /tmp
+# PyPI's ONNX Runtime reports its use to Microsoft otherwise.
+- name: ORT_DISABLE_TELEMETRY
+  value: "1"
 {{- end -}}
 
 {{/* The `metadata` of a Job's pods; takes (list $ values labels). */}}

@@ -137,10 +137,7 @@ of a file often ends its line, which no header can: the arguments lose line ends
 
 {{- define "carnelian.ownEnv" -}}
 {{- $bucket := .Values.modelRepository.bucket -}}
-{{ include "carnelian.home" . }}
-# PyPI's ONNX Runtime reports its use to Microsoft otherwise.
-- name: ORT_DISABLE_TELEMETRY
-  value: "1"
+{{ include "carnelian.commonEnv" . }}
 {{- if .Values.restrictedProtocols.enabled }}
 - name: CARNELIAN_ADMIN_KEY
   valueFrom:
