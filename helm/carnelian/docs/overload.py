@@ -6,7 +6,6 @@ the table of sizing.md.
 """
 
 import asyncio
-import statistics
 import tempfile
 import threading
 import time
@@ -20,6 +19,7 @@ import tritonclient.grpc.aio as triton_aio
 from carnelian_perf import raw_file
 from carnelian_perf.cuts import cut_equal
 from carnelian_perf.machine import measure_busy_cores
+from carnelian_perf.percentile import percentile
 from carnelian_perf.repository import copy_model, read_config, write_config
 from carnelian_perf.server.memory import take_sample
 from carnelian_serving.launcher import Server
@@ -115,7 +115,7 @@ def measure(folder: Path, bound: int, clips: list[np.ndarray]) -> dict[str, floa
         "within_10_s": sum(seconds <= 10 for seconds in took),
         "later": sum(seconds > 10 for seconds in took),
         "refused": refused,
-        "p50_s": statistics.median(took),
+        "p50_s": percentile(took, 50),
         "seconds": elapsed,
         "most_mib": memory.most_mib,
     }

@@ -6,7 +6,6 @@ this file and prints the table of autoscaling.md.
 
 import asyncio
 import re
-import statistics
 import time
 import urllib.request
 from pathlib import Path
@@ -16,6 +15,7 @@ import tritonclient.grpc as triton
 import tritonclient.grpc.aio as triton_aio
 from carnelian_perf import raw_file
 from carnelian_perf.machine import measure_busy_cores
+from carnelian_perf.percentile import percentile
 from carnelian_serving.launcher import Server
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -56,7 +56,7 @@ async def send(url: str, clips: list[np.ndarray], callers: int, seconds: float) 
 def measure(server: Server, clips: list[np.ndarray], callers: int) -> dict[str, float]:
     """Measure one number of callers; return a row of the table: what callers saw, and what the metrics said."""
     before, began = read_counters(server.metrics_url), time.monotonic()
-    took = sorted(asyncio.run(send(server.grpc_url, clips, callers, SECONDS)))
+    took = asyncio.run(send(server.grpc_url, clips, callers, SECONDS))
     elapsed = time.monotonic() - began
     moved = {key: value - before[key] for key, value in read_counters(server.metrics_url).items()}
 
@@ -69,8 +69,8 @@ def measure(server: Server, clips: list[np.ndarray], callers: int) -> dict[str, 
     return {
         "callers": callers,
         "clips_per_s": len(took) / elapsed,
-        "p50_ms": statistics.median(took) * 1e3,
-        "p95_ms": took[int(len(took) * 0.95)] * 1e3,
+        "p50_ms": percentile(took, 50) * 1e3,
+        "p95_ms": percentile(took, 95) * 1e3,
         "audio_in_progress_s": in_progress * audio_s / moved["nv_inference_request_success", MODEL],
         "queue_over_compute": of_stages("nv_inference_queue_duration_us")
         / of_stages("nv_inference_compute_infer_duration_us"),
