@@ -76,6 +76,16 @@ def test_a_calibration_that_is_not_there_is_named(checkpoint, tmp_path, call):
     assert "could not be written" not in err
 
 
+@pytest.mark.parametrize("option", ["--lm", "--neural-lm"])
+def test_a_language_model_that_is_not_there_is_named(checkpoint, tmp_path, call, option):
+    """A neural one was called a model that could not be written."""
+    arguments = ["--name", "tiny", "--repository", tmp_path / "r", option, tmp_path / "nowhere.lm"]
+    status, _, err = call(main, checkpoint, *arguments)
+    assert status == 1
+    assert err.startswith(f"carnelian-export: {tmp_path / 'nowhere.lm'} must be an ")
+    assert "could not be written" not in err
+
+
 def test_a_damaged_language_model_is_named(checkpoint, tmp_path):
     """KenLM follows what such a file says to anywhere in memory: SIGSEGV ended the command, without a word."""
     damaged = bytearray(NGRAMS.read_bytes())

@@ -45,7 +45,8 @@ class NeuralLanguageModel:
         Like the search, it runs on one thread, because instances of the server share the cores.
 
         Raises:
-            NeuralLanguageModelError: The file is not such a model, or its alphabet differs from the labels.
+            NeuralLanguageModelError: The file cannot be read or is not such a model, or its alphabet differs from the
+                labels.
         """
         settings = onnxruntime.SessionOptions()
         settings.intra_op_num_threads = settings.inter_op_num_threads = 1
@@ -53,8 +54,6 @@ class NeuralLanguageModel:
             self._session = onnxruntime.InferenceSession(
                 path.read_bytes(), settings, providers=["CPUExecutionProvider"]
             )
-        except OSError:
-            raise
         except Exception as error:  # the base of ONNX Runtime's own exceptions
             raise NeuralLanguageModelError(f"{path} must be an ONNX file that ONNX Runtime loads: {error}") from error
         metadata = self._session.get_modelmeta().custom_metadata_map
