@@ -78,8 +78,8 @@ def write_model(
         The difference between the export and the network, see :func:`carnelian_export.acoustic.write_acoustic`.
 
     Raises:
-        RepositoryError: The repository is no folder, or a model's own; the name cannot name a model, or is that of a
-            model with other labels, features or format; or a language model's file is damaged, has the name of
+        RepositoryError: The repository is no folder, a model's own, or `/`; the name cannot name a model, or is that of
+            a model with other labels, features or format; or a language model's file is damaged, has the name of
             another file of the model, or has a name that is not ASCII.
         ParityError: The export and the network disagree; nothing was written.
         EngineError: TensorRT is not installed, or does not build the engine; nothing was written.
@@ -216,6 +216,11 @@ def _check_name(name: str) -> None:
 def _check_repository(repository: Path) -> None:
     if repository.exists() and not repository.is_dir():
         raise RepositoryError(f"a repository must be a folder of models' folders, but {repository} is no folder")
+    if repository.resolve() == Path("/"):
+        raise RepositoryError(
+            f"a repository must be a folder of models' folders, but {repository} is the root of all files, of which "
+            "Triton would take every folder for a model: give a folder in it"
+        )
     if (repository / "config.pbtxt").exists():
         raise RepositoryError(
             f"a repository must be a folder of models' folders, but {repository} is a model's own: give the folder "

@@ -117,6 +117,8 @@ def test_what_is_no_repository_is_refused_and_left_as_it_is(tmp_path, config, ne
     assert contents(tmp_path) == before
     with pytest.raises(RepositoryError, match="/dev/null is no folder"):
         write_model(Path("/dev/null"), "tiny", config, network)
+    with pytest.raises(RepositoryError, match="/ is the root of all files"):
+        write_model(Path("/"), "tiny", config, network)
 
 
 @pytest.mark.parametrize("content", [b"backend: python", b"# \xe9"])
