@@ -7,6 +7,7 @@ engine.
 """
 
 import importlib
+import importlib.util
 import logging
 from collections.abc import Sequence
 from pathlib import Path
@@ -34,13 +35,14 @@ def load_tensorrt() -> Any:
     """Import the TensorRT package that is installed: `tensorrt`, or else `tensorrt_rtx`.
 
     Raises:
-        EngineError: Neither package is installed.
+        EngineError: Neither package is installed, or the one that is does not load.
     """
-    for name in (SERVABLE, PORTABLE):
+    name = next(filter(importlib.util.find_spec, (SERVABLE, PORTABLE)), None)
+    if name is not None:
         try:
             return importlib.import_module(name)
-        except ImportError:
-            continue
+        except (ImportError, OSError) as error:  # of its libraries, for example
+            raise EngineError(f"{name} is installed, and must load, but does not: {error}; install it anew") from error
     raise EngineError(
         "TensorRT must be installed to build engines: `pip install tensorrt==VERSION` on a machine with the GPU, "
         "VERSION as in the Triton container that will serve; or, to try it without a GPU, "

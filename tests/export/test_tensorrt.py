@@ -247,6 +247,16 @@ def test_without_tensorrt_the_export_says_what_to_install(network, monkeypatch):
         build_engine(onnx.ModelProto(), SHAPES)
 
 
+@pytest.mark.parametrize("error", ["ImportError", "OSError"])
+def test_a_tensorrt_that_does_not_load_is_named(tmp_path, monkeypatch, error):
+    """The engine was built with TensorRT-RTX, which Triton cannot load, or the advice was to install TensorRT."""
+    (tmp_path / "tensorrt.py").write_text(f"raise {error}('libnvinfer.so.10: cannot open shared object file')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, engine.SERVABLE, raising=False)
+    with pytest.raises(EngineError, match=r"^tensorrt is installed, .* but does not: libnvinfer\.so\.10: cannot open"):
+        engine.load_tensorrt()
+
+
 def test_what_does_not_go_together_is_refused(tmp_path):
     with pytest.raises(TargetError, match="--execution-provider is for --format onnx"):
         Target(format="tensorrt", provider="cuda")
