@@ -16,7 +16,11 @@ from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 
 class FoldedSubBlock(nn.Module):
-    """A sub-block whose batch norm is folded into its convolution; its output is not zero in the padding."""
+    """A sub-block whose batch norm is folded into its convolution; its output is not zero in the padding.
+
+    Args:
+        sub_block: In evaluation mode; its convolutions become this module's.
+    """
 
     def __init__(self, sub_block: SubBlock) -> None:
         super().__init__()
@@ -42,15 +46,14 @@ class Folded(nn.Module):
         return x
 
 
-def fold(conv: MaskedConv, norm: MaskedBatchNorm) -> nn.Conv2d:
-    """Fold a batch norm (in evaluation) into the convolution before it."""
+def fold(conv: MaskedConv, norm: MaskedBatchNorm) -> MaskedConv:
+    """Fold a batch norm (in evaluation) into the convolution before it, which is changed in place and returned."""
     assert norm.running_mean is not None
     assert norm.running_var is not None
-    folded = copy.deepcopy(conv)
-    folded.weight, folded.bias = fuse_conv_bn_weights(
+    conv.weight, conv.bias = fuse_conv_bn_weights(
         conv.weight, conv.bias, norm.running_mean, norm.running_var, norm.eps, norm.weight, norm.bias
     )
-    return folded
+    return conv
 
 
 def fold_batch_norms(network: StackNetwork) -> StackNetwork:

@@ -248,18 +248,7 @@ def _with_plain_convolutions(network: nn.Module) -> nn.Module:
             if isinstance(child, PositionalConv):
                 setattr(parent, name, PlainPositions(child))
             if isinstance(child, MaskedConv):
-                plain = nn.Conv2d(
-                    child.in_channels,
-                    child.out_channels,
-                    child.kernel_size,  # type: ignore[arg-type]
-                    child.stride,  # type: ignore[arg-type]
-                    child.padding,  # type: ignore[arg-type]
-                    child.dilation,  # type: ignore[arg-type]
-                    child.groups,
-                    child.bias is not None,
-                )
-                plain.to(child.weight.dtype).load_state_dict(child.state_dict())
-                setattr(parent, name, plain)
+                child.__class__ = nn.Conv2d  # type: ignore[assignment]
     return network
 
 
