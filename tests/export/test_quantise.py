@@ -56,6 +56,12 @@ def test_every_convolution_of_the_blocks_is_in_integers(network, clips, tmp_path
     assert kinds.count("Transpose") <= 4  # once into the layout of the integers' kernels, and once back
 
 
+def test_no_advice_to_preprocess_is_logged_and_no_mark_against_it_is_left(network, clips, caplog):
+    graph = quantise.quantise(network, clips)
+    assert not caplog.records
+    assert not [prop for prop in graph.metadata_props if "pre_process" in prop.key]
+
+
 def test_each_channel_of_a_weight_has_a_scale_of_its_own(network, clips):
     graph = quantise.quantise(network, clips).graph
     tensors = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}

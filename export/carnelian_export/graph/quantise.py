@@ -6,7 +6,6 @@ transcript would depend on its neighbours.
 Weights use 7 of their 8 bits: x86 CPUs without VNNI add two products in 16 bits, which 8-bit weights would overflow.
 """
 
-import logging
 import math
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -110,26 +109,24 @@ def quantise(network: StackNetwork, clips: Sequence[ClipFeatures]) -> onnx.Model
     body = [node.name for node in graph.graph.node if node.op_type in KINDS and node.name.startswith(BODY)]
     everything = np.concatenate(clips, axis=1)
     pieces = np.array_split(everything, max(1, everything.shape[1] // PIECE_FRAMES), axis=1)
-    root = logging.getLogger()
-    root.addFilter(_is_not_preprocessing_advice)
-    try:
-        with tempfile.TemporaryDirectory() as scratch:
-            path = Path(scratch) / "model.onnx"
-            quantize_static(
-                graph,
-                path,
-                _Pieces(pieces),
-                quant_format=QuantFormat.QDQ,
-                nodes_to_quantize=body,
-                per_channel=True,
-                activation_type=QuantType.QUInt8,  # with signed weights, ONNX Runtime's fastest kernels on VNNI
-                weight_type=QuantType.QInt8,
-                reduce_range=True,  # see the module's docstring
-                extra_options={"CalibMovingAverage": True},  # the mean of the pieces' ranges
-            )
-            quantised = onnx.load(path)
-    finally:
-        root.removeFilter(_is_not_preprocessing_advice)
+    # Otherwise ONNX Runtime advises to pre-process the graph; what that would fold is folded already.
+    mark = graph.metadata_props.add(key="onnx.quant.pre_process", value="onnxruntime.quant")
+    with tempfile.TemporaryDirectory() as scratch:
+        path = Path(scratch) / "model.onnx"
+        quantize_static(
+            graph,
+            path,
+            _Pieces(pieces),
+            quant_format=QuantFormat.QDQ,
+            nodes_to_quantize=body,
+            per_channel=True,
+            activation_type=QuantType.QUInt8,  # with signed weights, ONNX Runtime's fastest kernels on VNNI
+            weight_type=QuantType.QInt8,
+            reduce_range=True,  # see the module's docstring
+            extra_options={"CalibMovingAverage": True},  # the mean of the pieces' ranges
+        )
+        quantised = onnx.load(path)
+    quantised.metadata_props.remove(mark)
     _mask_integers(quantised.graph)
     return quantised
 
@@ -168,11 +165,6 @@ def _mask_integers(graph: onnx.GraphProto) -> None:
         graph.node.remove(node)
     for tensor in [tensor for tensor in graph.initializer if tensor.name not in taken]:
         graph.initializer.remove(tensor)
-
-
-def _is_not_preprocessing_advice(record: logging.LogRecord) -> bool:
-    """Filter ONNX Runtime's advice to pre-process the model out of a log: what that would fold is folded here."""
-    return "pre-processing before quantization" not in record.getMessage()
 
 
 class _Pieces(CalibrationDataReader):  # type: ignore[misc]
