@@ -97,7 +97,7 @@ def _check_size(network: CtcNetwork, target: Target) -> None:
 def _write_engine(path: Path, network: CtcNetwork, target: Target, max_batch_size: int, hop_samples: int) -> float:
     dtype = DTYPES[target.precision]
     graph = export_shaped(network, dtype, hop_samples)
-    difference = _check_graph(network, target.precision, graph)
+    difference = _check_graph(network, target.precision, graph, hop_samples)
     num_mels = network.config.num_mels if isinstance(network, StackNetwork) else None
     chosen = choose_profiles(max_batch_size)
     profiles = [shapes_of(profile, max_batch_size, num_mels, hop_samples) for profile in chosen]
@@ -117,7 +117,7 @@ def _write_engine(path: Path, network: CtcNetwork, target: Target, max_batch_siz
     return difference
 
 
-def _check_graph(network: CtcNetwork, precision: str, graph: onnx.ModelProto) -> float:
+def _check_graph(network: CtcNetwork, precision: str, graph: onnx.ModelProto, hop_samples: int) -> float:
     """Compare the graph that TensorRT reads with the network, in ONNX Runtime.
 
     ONNX Runtime has no bfloat16. So for bf16 the graph is compared in float32, and the network in bfloat16 in PyTorch.
@@ -127,9 +127,9 @@ def _check_graph(network: CtcNetwork, precision: str, graph: onnx.ModelProto) ->
         if precision != "bf16":
             onnx.save(graph, path)
             return check_parity(path, network, precision)
-        onnx.save(export_shaped(network, torch.float32), path)
+        onnx.save(export_shaped(network, torch.float32, hop_samples), path)
         check_parity(path, network)
-    module = build_shaped(network, torch.bfloat16)
+    module = build_shaped(network, torch.bfloat16, hop_samples)
 
     @torch.inference_mode()
     def score(clips: list[ClipFeatures], lengths: list[int]) -> Scores:

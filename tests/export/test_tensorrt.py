@@ -8,7 +8,7 @@ import pytest
 import torch
 from carnelian_export import engine, parity
 from carnelian_export.engine import EngineError, build_engine
-from carnelian_export.graph.shaped import export_shaped
+from carnelian_export.graph.shaped import build_shaped, export_shaped
 from carnelian_export.model_configs import read_config
 from carnelian_export.parity import ParityError, compare, make_inputs, run, score
 from carnelian_export.profiles import SHAPED_INPUTS, Profile, choose_profiles, shapes_of
@@ -21,7 +21,8 @@ from carnelian_training.models.wav2vec2 import Wav2Vec2, Wav2Vec2Config
 
 TOLERANCE = 1e-4
 SMALL = [Profile(rows=1, seconds=0.5, most_s=8.0), Profile(rows=2, seconds=2.0, most_s=8.0)]
-SHAPES = [shapes_of(profile, 4, 64, 160) for profile in SMALL]
+HOP = 160
+SHAPES = [shapes_of(profile, 4, 64, HOP) for profile in SMALL]
 
 
 @pytest.fixture
@@ -33,7 +34,7 @@ def tensorrt():
 @pytest.mark.parametrize("fixture", ["network", "jasper"])
 def test_the_shaped_graph_says_of_a_batch_what_each_clip_alone_says(fixture, clips, frames, request, open_session):
     network = request.getfixturevalue(fixture)
-    session = open_session(export_shaped(network, torch.float32))
+    session = open_session(export_shaped(network, torch.float32, HOP))
     batch, lengths = run(session, clips, frames)
     assert batch.shape[1] == 100
     assert lengths.tolist() == [[1], [19], [100], [45]]
@@ -44,7 +45,7 @@ def test_the_shaped_graph_says_of_a_batch_what_each_clip_alone_says(fixture, cli
 
 
 def test_rows_of_one_request_are_as_long_as_its_clips(network, clips, open_session):
-    session = open_session(export_shaped(network, torch.float32))
+    session = open_session(export_shaped(network, torch.float32, HOP))
     inputs = make_inputs([clips[2]] * 3, [200] * 3)
     expected, _ = session.run(None, inputs)
     inputs["REQUEST_SIZES"] = np.array([3 * clips[2].size], np.int32)
@@ -53,7 +54,7 @@ def test_rows_of_one_request_are_as_long_as_its_clips(network, clips, open_sessi
 
 
 def test_a_long_clip_beside_a_request_of_several_rows_is_heard_to_its_end(network, clips, frames, open_session):
-    session = open_session(export_shaped(network, torch.float32))
+    session = open_session(export_shaped(network, torch.float32, HOP))
     long, short = clips[2], clips[1]
     inputs = make_inputs([long, *[short] * 3], [frames[2], *[frames[1]] * 3])
     expected = session.run(None, inputs)
@@ -63,7 +64,7 @@ def test_a_long_clip_beside_a_request_of_several_rows_is_heard_to_its_end(networ
 
 
 def test_no_size_in_the_shaped_graph_follows_from_a_value(network):
-    graph = export_shaped(network, torch.float32).graph
+    graph = export_shaped(network, torch.float32, HOP).graph
     made_by = {output: node for node in graph.node for output in node.output}
 
     def sources(name):
@@ -78,7 +79,7 @@ def test_no_size_in_the_shaped_graph_follows_from_a_value(network):
 
 
 def test_a_bad_value_stays_in_its_row_of_the_shaped_graph(network, clips, frames, open_session):
-    session = open_session(export_shaped(network, torch.float16))
+    session = open_session(export_shaped(network, torch.float16, HOP))
     before, _ = run(session, clips, frames)
     clips[1][:] = np.nan
     after, _ = run(session, clips, frames)
@@ -90,14 +91,14 @@ def test_a_bad_value_stays_in_its_row_of_the_shaped_graph(network, clips, frames
 @pytest.mark.usefixtures("tensorrt")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_an_engine_with_several_profiles_is_built(network, dtype):
-    plan = build_engine(export_shaped(network, dtype), SHAPES)
+    plan = build_engine(export_shaped(network, dtype, HOP), SHAPES)
     assert len(plan) > 10_000
 
 
 @pytest.mark.usefixtures("tensorrt")
 def test_a_timing_cache_that_is_not_written_is_named(network, tmp_path, caplog):
-    build_engine(export_shaped(network, torch.float32), SHAPES[:1])
-    build_engine(export_shaped(network, torch.float32), SHAPES[:1], tmp_path / "kernels.cache")
+    build_engine(export_shaped(network, torch.float32, HOP), SHAPES[:1])
+    build_engine(export_shaped(network, torch.float32, HOP), SHAPES[:1], tmp_path / "kernels.cache")
     plain, told = caplog.messages
     assert told == f"{plain}; TensorRT-RTX has no timing cache, so {tmp_path / 'kernels.cache'} was not written"
     assert not list(tmp_path.iterdir())
@@ -112,13 +113,13 @@ def test_float32_stays_float32_on_gpus_that_have_tf32_unless_asked(network, tens
         return build(builder, graph, config)
 
     monkeypatch.setattr(tensorrt.Builder, "build_serialized_network", watch)
-    build_engine(export_shaped(network, torch.float32), SHAPES[:1], **options)
+    build_engine(export_shaped(network, torch.float32, HOP), SHAPES[:1], **options)
     assert allowed == [bool(options)]
 
 
 @pytest.mark.usefixtures("tensorrt")
 def test_what_tensorrt_refuses_is_said_in_its_words(network):
-    graph = export_shaped(network, torch.float32)
+    graph = export_shaped(network, torch.float32, HOP)
     for node in graph.graph.node:
         if node.op_type == "LogSoftmax":
             node.op_type = "Unheard"
@@ -146,6 +147,17 @@ def test_the_graph_is_compared_before_an_engine_is_built(tmp_path, config, netwo
     with pytest.raises(ParityError, match=f"of {limit} must be within 0 of"):
         write_model(tmp_path, "tiny", config, network, target=Target(format="tensorrt", precision=precision))
     assert not list(tmp_path.iterdir())
+
+
+def test_the_graphs_that_are_compared_for_bf16_have_the_engines_limit_of_frames(tmp_path, config, network, monkeypatch):
+    """A row of theirs could have 160 times as many."""
+    hops = []
+    for make in (export_shaped, build_shaped):
+        place = f"carnelian_export.acoustic.{make.__name__}"
+        monkeypatch.setattr(place, lambda *given, make=make: hops.append(given[2:]) or make(*given))
+    monkeypatch.setattr("carnelian_export.acoustic.build_engine", lambda *_: b"built")
+    write_model(tmp_path, "tiny", config, network, target=Target(format="tensorrt", precision="bf16"))
+    assert hops == [(HOP,)] * 3
 
 
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
@@ -185,7 +197,7 @@ def test_another_networks_engines_are_not_taken_from_the_cache(tmp_path, config,
 
 
 def test_a_row_has_room_for_the_longest_clip_and_no_more(network, open_session):
-    session = open_session(export_shaped(network, torch.float32, hop_samples=160))
+    session = open_session(export_shaped(network, torch.float32, HOP))
     for frames, rows in ((6001, 6001), (7000, 6001)):  # 60 s, and what no feature stage lets through
         log_probs, _ = run(session, [np.zeros((64, frames), np.float32)], [frames])
         assert log_probs.shape[1] == network.config.output_frames(rows)
@@ -204,7 +216,7 @@ def compare_within(open_session):
     """Compares the shaped graph with PyTorch, as exports do, on batches that all of the profiles take."""
 
     def compare_within(profiles, network):
-        session = open_session(export_shaped(network, torch.float32))
+        session = open_session(export_shaped(network, torch.float32, HOP))
 
         def score_in_profiles(clips, lengths):
             assert all(fits(make_inputs(clips, lengths), shapes) for shapes in profiles)
@@ -285,7 +297,7 @@ def wav2vec2(request):
 
 
 def test_the_shaped_graph_of_waveforms_says_of_a_batch_what_each_clip_alone_says(wav2vec2, open_session):
-    session = open_session(export_shaped(wav2vec2, torch.float32))
+    session = open_session(export_shaped(wav2vec2, torch.float32, 1))
     rng = np.random.default_rng(0)
     samples = [130, 2611, 8000, 129, 4000]
     clips = [rng.standard_normal(count, np.float32) for count in samples]

@@ -57,7 +57,9 @@ def test_the_graph_suits_onnxruntime_1_19(network):
     assert [tensor.name for tensor in model.graph.output] == list(OUTPUTS)
 
 
-@pytest.mark.parametrize("form", [export_ragged, export_padded, lambda network: export_shaped(network, torch.float32)])
+@pytest.mark.parametrize(
+    "form", [export_ragged, export_padded, lambda network: export_shaped(network, torch.float32, 160)]
+)
 def test_outputs_declare_the_dimensions_of_the_configuration(form, network, config, open_session):
     # Triton's ONNX Runtime backend compares them all, and -1 is not 29.
     outputs = open_session(form(network)).get_outputs()

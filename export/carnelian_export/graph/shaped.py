@@ -112,7 +112,7 @@ def sum_before(sizes: Tensor) -> Tensor:
     return (sizes * (rows < rows[:, None]).long()).sum(1)
 
 
-def build_shaped(network: CtcNetwork, dtype: torch.dtype, hop_samples: int = 1) -> nn.Module:
+def build_shaped(network: CtcNetwork, dtype: torch.dtype, hop_samples: int) -> nn.Module:
     """Wrap a network in a module that takes :data:`SHAPED_INPUTS` and computes in `dtype`.
 
     `hop_samples` is the number of samples from one frame of features to the next. It sets how many frames a row has at
@@ -125,7 +125,7 @@ def build_shaped(network: CtcNetwork, dtype: torch.dtype, hop_samples: int = 1) 
     return ShapedWaveforms(lowered)
 
 
-def export_shaped(network: CtcNetwork, dtype: torch.dtype, hop_samples: int = 1) -> onnx.ModelProto:
+def export_shaped(network: CtcNetwork, dtype: torch.dtype, hop_samples: int) -> onnx.ModelProto:
     """Export the graph of a TensorRT `<model>_acoustic` stage, see :func:`build_shaped`."""
     if isinstance(network, StackNetwork):
         mels = network.config.num_mels

@@ -214,7 +214,7 @@ def _run_padded(session: onnxruntime.InferenceSession) -> Engine:
 def _run_tensorrt(network: CtcNetwork, precision: str) -> Engine:
     """Run in TensorRT, with a plan for each shape of batch; the first step of a shape builds it."""
     load_tensorrt()
-    graph, of_samples = export_shaped(network, DTYPES[precision]), isinstance(network, Wav2Vec2)
+    graph, of_samples = export_shaped(network, DTYPES[precision], hop_samples=1), isinstance(network, Wav2Vec2)
 
     @functools.lru_cache(maxsize=1)  # all batches of a shape come one after another
     def build(rows: int, channels: int, length: int) -> EngineRun:
