@@ -47,12 +47,12 @@ def write_acoustic(folder: Path, network: CtcNetwork, config: Config, target: Ta
     _check_size(network, target)
     if target.format == "tensorrt":
         return _write_engine(folder / "model.plan", network, target, max_batch_size, config.features.hop_samples)
-    path = folder / "model.onnx"
+    path, name = folder / "model.onnx", folder.parent.name
     if target.int8_clips is not None:
         stack = check_quantisable(network)
         clips = read_features(target.int8_clips, config)
         onnx.save(quantise(stack, clips.calibration), path)
-        return check_distributions(path, network, clips.comparison)
+        return check_distributions(path, network, clips.comparison, name)
     dtype = DTYPES[target.precision]
     if target.provider == "tensorrt":
         graph = export_shaped(network, dtype, config.features.hop_samples)
@@ -62,7 +62,7 @@ def write_acoustic(folder: Path, network: CtcNetwork, config: Config, target: Ta
         graph = export_ragged(network, dtype)
     save(graph, path)
     del graph  # the comparison needs memory of its own
-    return check_parity(path, network, target.precision)
+    return check_parity(path, network, target.precision, name)
 
 
 def save(graph: onnx.ModelProto, path: Path) -> None:
@@ -97,7 +97,8 @@ def _check_size(network: CtcNetwork, target: Target) -> None:
 def _write_engine(path: Path, network: CtcNetwork, target: Target, max_batch_size: int, hop_samples: int) -> float:
     dtype = DTYPES[target.precision]
     graph = export_shaped(network, dtype, hop_samples)
-    difference = _check_graph(network, target.precision, graph, hop_samples)
+    name = path.parents[1].name
+    difference = _check_graph(network, target.precision, graph, hop_samples, name)
     num_mels = network.config.num_mels if isinstance(network, StackNetwork) else None
     chosen = choose_profiles(max_batch_size)
     profiles = [shapes_of(profile, max_batch_size, num_mels, hop_samples) for profile in chosen]
@@ -112,12 +113,12 @@ def _write_engine(path: Path, network: CtcNetwork, target: Target, max_batch_siz
                 found = run(tensors, position)
                 return found[OUTPUTS[0]].numpy(), found[OUTPUTS[1]].numpy()
 
-            found = compare(score, network, target.precision, f"{path} in TensorRT, profile {position}")
+            found = compare(score, network, target.precision, f"{name} in TensorRT, profile {position}")
             difference = max(difference, found)
     return difference
 
 
-def _check_graph(network: CtcNetwork, precision: str, graph: onnx.ModelProto, hop_samples: int) -> float:
+def _check_graph(network: CtcNetwork, precision: str, graph: onnx.ModelProto, hop_samples: int, name: str) -> float:
     """Compare the graph that TensorRT reads with the network, in ONNX Runtime.
 
     ONNX Runtime has no bfloat16. So for bf16 the graph is compared in float32, and the network in bfloat16 in PyTorch.
@@ -126,9 +127,9 @@ def _check_graph(network: CtcNetwork, precision: str, graph: onnx.ModelProto, ho
         path = Path(scratch) / "model.onnx"
         if precision != "bf16":
             onnx.save(graph, path)
-            return check_parity(path, network, precision)
+            return check_parity(path, network, precision, name)
         onnx.save(export_shaped(network, torch.float32, hop_samples), path)
-        check_parity(path, network)
+        check_parity(path, network, name=name)
     module = build_shaped(network, torch.bfloat16, hop_samples)
 
     @torch.inference_mode()
@@ -137,4 +138,4 @@ def _check_graph(network: CtcNetwork, precision: str, graph: onnx.ModelProto, ho
         log_probs, ends = module(*(torch.from_numpy(inputs[name]) for name in SHAPED_INPUTS))
         return log_probs.numpy(), ends.numpy()
 
-    return compare(score, network, precision, "the network in bfloat16")
+    return compare(score, network, precision, f"{name} in bfloat16")

@@ -90,7 +90,7 @@ def write_language_model(path: Path, name: str, config: LanguageModelConfig, net
     helper.set_model_props(graph, {"format": FORMAT, "name": name, **metadata})
     with replaced(path) as partial:
         onnx.save(graph, partial, "protobuf")
-        return check_parity(partial, network, config.text.segment)
+        return check_parity(partial, name, network, config.text.segment)
 
 
 def export_language_model(network: TransformerXl) -> onnx.ModelProto:
@@ -116,11 +116,12 @@ def export_language_model(network: TransformerXl) -> onnx.ModelProto:
     return model
 
 
-def check_parity(path: Path, network: TransformerXl, segment: int) -> float:
+def check_parity(path: Path, name: str, network: TransformerXl, segment: int) -> float:
     """Compare the file in ONNX Runtime with the network in PyTorch on random sentences.
 
     Args:
         path: The ONNX file.
+        name: The model's name, for the error message.
         network: In evaluation mode, in float32.
         segment: The number of tokens that the network reads at a time.
 
@@ -142,7 +143,7 @@ def check_parity(path: Path, network: TransformerXl, segment: int) -> float:
     differences = np.abs(np.stack([together, alone]) - expected) / tokens
     return TOLERANCE.check(
         differences,
-        f"{path} in ONNX Runtime: log-probabilities, by token,",
+        f"{name} in ONNX Runtime: log-probabilities, by token,",
         f"alone and in a batch of {len(rows)} rows of random tokens",
     )
 

@@ -93,14 +93,29 @@ def open_graph(path: Path) -> onnxruntime.InferenceSession:
     return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
 
-def check_parity(path: Path, network: CtcNetwork, precision: str = "fp32") -> float:
-    """Compare a graph, run by ONNX Runtime, with the network that it was exported from; see :func:`compare`."""
+def check_parity(path: Path, network: CtcNetwork, precision: str = "fp32", name: str = "the graph") -> float:
+    """Compare a graph, run by ONNX Runtime, with the network that it was exported from; see :func:`compare`.
+
+    Args:
+        path: The graph's file.
+        network: The original, in float32.
+        precision: The graph's precision.
+        name: The graph's name in error messages, which outlive a temporary file.
+    """
     session = open_graph(path)
-    return compare(lambda clips, lengths: run(session, clips, lengths), network, precision, f"{path} in ONNX Runtime")
+    return compare(lambda clips, lengths: run(session, clips, lengths), network, precision, f"{name} in ONNX Runtime")
 
 
-def check_distributions(path: Path, network: CtcNetwork, clips: Sequence[ClipFeatures]) -> float:
+def check_distributions(
+    path: Path, network: CtcNetwork, clips: Sequence[ClipFeatures], name: str = "the graph"
+) -> float:
     """Compare an int8 graph, run by ONNX Runtime, with its network in PyTorch, on real clips.
+
+    Args:
+        path: The graph's file.
+        network: The original, in float32.
+        clips: The features of the clips.
+        name: The graph's name in error messages.
 
     Returns:
         The mean distance between the distributions over the labels, 0 to 2.
@@ -117,7 +132,7 @@ def check_distributions(path: Path, network: CtcNetwork, clips: Sequence[ClipFea
     distance = float(np.concatenate(distances).mean())
     if not distance <= MEAN_DISTANCE:
         raise ParityError(
-            f"{path}: distributions over the labels of int8 must be within {MEAN_DISTANCE:g} of PyTorch's in the mean "
+            f"{name}: distributions over the labels of int8 must be within {MEAN_DISTANCE:g} of PyTorch's in the mean "
             f"over {len(clips)} clips, but differ by {distance:.3g}; give more or other clips, or export in fp32"
         )
     return distance

@@ -102,8 +102,8 @@ def test_it_is_near_the_network_on_clips_and_refused_if_not(path, network, clips
     distance = parity.check_distributions(path, network, clips)
     assert 0 < distance < parity.MEAN_DISTANCE
     monkeypatch.setattr(parity, "MEAN_DISTANCE", distance / 2)
-    with pytest.raises(ParityError, match=r"of int8 must be within .* in the mean over 4 clips, but differ by"):
-        parity.check_distributions(path, network, clips)
+    with pytest.raises(ParityError, match=r"^tiny: .* of int8 must be within .* over 4 clips, but differ by"):
+        parity.check_distributions(path, network, clips, "tiny")
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
