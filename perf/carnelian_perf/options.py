@@ -67,11 +67,6 @@ def raw_file_option(name: str, description: str) -> Any:
     return typer.Option(callback=check_raw_file, help=description, show_default=f"perf/results/{name}")
 
 
-def render_option(pages: str) -> Any:
-    """Make the option `--render` of a command; `pages` says in its help what is made of a raw file."""
-    return typer.Option("--render", help=f"Measure nothing: make {pages} of this raw file.", callback=check_input)
-
-
 def counts_of(option: str, text: str) -> list[int]:
     """Parse whole numbers with commas between them; drop repeated ones."""
     from carnelian_perf.clips import MOST_CUTS
@@ -127,15 +122,6 @@ def check_words(option: str, words: Iterable[str], known: Iterable[str]) -> None
     """Refuse words of an option that are not among the `known` ones."""
     if wrong := set(words) - set(known):
         raise typer.BadParameter(f"{option} must be of {', '.join(known)}, but has {', '.join(sorted(wrong))}")
-
-
-def check_render(context: typer.Context, *read: str) -> None:
-    """Refuse options that `--render` does not use; `read` names those that it uses."""
-    sources = {param.opts[0]: context.get_parameter_source(param.name or "") for param in context.command.params}
-    given = {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
-    if others := given - {"--render", *read}:
-        names = (name if name.startswith("--") else name.upper() for name in sorted(others))
-        raise typer.BadParameter(f"--render, which measures nothing, must come without {', '.join(names)}")
 
 
 def check_raw_file(path: Path | None) -> Path | None:

@@ -3,7 +3,8 @@
 import dataclasses
 import json
 import shlex
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -13,12 +14,27 @@ if TYPE_CHECKING:
     from carnelian_perf.raw_file import RawFile
 
 Measured = TypeVar("Measured", bound="RawFile")
+RESULTS = {
+    "batching": "traffic.batching_results",
+    "mixed": "traffic.mixed_results",
+    "infer": "inference.results",
+    "tune": "server.tune_results",
+    "overhead": "server.overhead_results",
+    "first-request": "server.first_request_results",
+    "memory": "server.memory_results",
+    "training": "training.steps_results",
+    "hourglass": "training.hourglass_results",
+}
+"""Command with a page -> the module with its `Measurement` and `render_page` and, if it has a plot, `draw`."""
 
 
-def write_each(measurements: Iterable[Measured], path: Path) -> None:
+def write_each(measurements: Iterable[Measured], path: Path) -> Measured:
     """Write each measurement, marked as unfinished, so that a later failure loses nothing; then write the last one.
 
     If `path` is a finished raw file, it stays until then, and unfinished ones are written beside it.
+
+    Returns:
+        The last measurement.
 
     Raises:
         ValueError: There is no measurement.
@@ -31,7 +47,7 @@ def write_each(measurements: Iterable[Measured], path: Path) -> None:
             written = measurement
     except BaseException:  # also Ctrl-C
         if written is not None:
-            command = f"carnelian-perf {written.subject} --render {shlex.quote(str(part))}"
+            command = f"carnelian-perf report {shlex.quote(str(part))}"
             typer.echo(f"{part} has what was measured so far; its page: {command}", err=True)
         raise
     if written is None:
@@ -39,6 +55,7 @@ def write_each(measurements: Iterable[Measured], path: Path) -> None:
     written.write(path)
     if part != path:
         part.unlink()
+    return written
 
 
 def _is_finished(path: Path) -> bool:
@@ -49,31 +66,30 @@ def _is_finished(path: Path) -> bool:
         return True
 
 
-def show_page(
-    raw_path: Path,
-    kind: "type[Measured]",
-    render_page: Callable[[Measured, str], str],
-    draw: Callable[[Measured, Path], None] | None = None,
-) -> Measured:
-    """Write a raw file's page and, if there is a `draw`, its plot beside it; print the page.
-
-    Returns:
-        The measurement that the raw file holds.
+def show_page(raw_path: Path) -> None:
+    """Write a raw file's page and, if its command has one, the plot beside it; print the page.
 
     Raises:
-        RawFileError: The file is not a raw file of this kind, or a page cannot be made of it.
+        RawFileError: The file is not a raw file of a command with a page, or a page cannot be made of it.
     """
     from carnelian_perf.pages import rendering
+    from carnelian_perf.raw_file import RawFileError, read_subject
     from carnelian_perf.whole_file import write_whole
 
-    measurement = kind.read(raw_path)
+    subject = read_subject(raw_path)
+    if subject not in RESULTS:
+        raise RawFileError(
+            f"{raw_path} must be a raw file of {', '.join(RESULTS)}, of which a page can be made, but its `subject` is "
+            f"{subject!r}; of a sweep, name the folder"
+        )
+    results = import_module(f"carnelian_perf.{RESULTS[subject]}")
+    measurement = results.Measurement.read(raw_path)
     with rendering(raw_path):
-        text = render_page(measurement.as_text(), raw_path.name)
+        text = results.render_page(measurement.as_text(), raw_path.name)
     page = raw_path.with_suffix(".md")
     write_whole(page, text)
     typer.echo(f"{text}\nwrote {page}")
-    if draw is not None:
+    if hasattr(results, "draw"):
         plot = raw_path.with_suffix(".png")
-        draw(measurement, plot)
+        results.draw(measurement, plot)
         typer.echo(f"wrote {plot}")
-    return measurement

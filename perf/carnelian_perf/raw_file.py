@@ -214,6 +214,23 @@ def write(path: Path, content: dict[str, Any]) -> None:
     write_whole(path, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
 
 
+def read_subject(path: Path) -> str:
+    """Return the name of the command that wrote a raw file.
+
+    Raises:
+        RawFileError: The file names none.
+    """
+    try:
+        subject = json.loads(path.read_bytes().removeprefix(codecs.BOM_UTF8))["subject"]
+    except ValueError as error:
+        found = f"is no JSON: {error}"
+    except (LookupError, TypeError):
+        found = "has no `subject`, the name of the command that wrote it"
+    else:
+        return str(subject)
+    raise RawFileError(f"{path} must be a raw file, which a command of carnelian-perf writes, but {found}")
+
+
 def read(path: Path, subject: str, parse: Callable[[bytes], T]) -> T:
     """Read the raw file that the command `subject` wrote; `parse` is pydantic's validation of its JSON.
 

@@ -1,4 +1,5 @@
 import inspect
+import json
 import re
 import signal
 import subprocess
@@ -13,6 +14,7 @@ import typer.main
 from carnelian_perf import networks
 from carnelian_perf.cli import INSTALL, app, main
 from carnelian_perf.options import check_writable
+from carnelian_perf.output import RESULTS
 from carnelian_training import command_options
 
 ROOT = Path(__file__).parents[2]
@@ -37,7 +39,10 @@ def at_the_root_of_a_wide_terminal(monkeypatch):
         (["batching", "--repository", "nowhere"], "nowhere is not there"),
         (["batching", "--checkpoint", "nowhere.pt"], "--checkpoint"),
         (["batching", "--manifest", "nowhere.jsonl"], "--manifest"),
-        (["batching", "--render", "nowhere.json"], "--render"),
+        (["report", "nowhere.json"], "RAW must be a raw file or the folder of a sweep"),
+        (["report", "/dev/null"], "but /dev/null is a pipe or a device"),
+        (["report", INFER, "--published-model", "quartznet_15x5"], f"but {INFER} is a file; leave them out"),
+        (["report", INFER, "--infer", INFER], f"but {INFER} is a file; leave them out"),
         (["batching", "--out", "table.md"], ".json"),
         (["infer", "demo/quartznet_demo.pt", "--out", "table.md"], ".json"),
         (["hourglass", "--out", "README.md/raw.json"], "README.md is in the way"),
@@ -53,15 +58,10 @@ def at_the_root_of_a_wide_terminal(monkeypatch):
         (["infer", "demo/quartznet_demo.pt", "--batches", "1,9999999999999"], "from 1 to 1024"),
         (["accuracy", "nowhere.jsonl"], "this must be a file, but nowhere.jsonl is not there"),
         (["accuracy", "/dev/null"], "but /dev/null is a folder, a pipe or a device; name a file on disk"),
-        (["training"], "must be named"),
+        (["training"], "Missing argument"),
         (["training", QUARTZNET, "--batches", "1,x"], "--batches"),
-        (["infer"], "a checkpoint or a training YAML"),
+        (["infer"], "Missing argument"),
         (["infer", DEMO, "--threads", "1025"], "--threads"),
-        (
-            ["infer", DEMO, "--engines", "eager", "--render", INFER, "--published-model", "quartznet_15x5"],
-            "--engines, SOURCE",
-        ),
-        (["hourglass", "training/configs/wav2vec2_base.yaml", "--render", INFER], "without CONFIG"),
         (["hourglass", "training/configs/wav2vec2_base.yaml", "--threads", "1025"], "--threads"),
         (["training", QUARTZNET, "--threads", "1025"], "--threads"),
         (["infer", "nowhere.pt"], "nowhere.pt"),
@@ -82,8 +82,8 @@ def at_the_root_of_a_wide_terminal(monkeypatch):
             ["words", DEMO, DEMO_CLIPS, "--lm", DEMO, "--out", "a.json", "--calibration", "a.png"],
             "must be another file",
         ),
-        (["tune", "--render", "README.md", "--write", "README.md"], "must be another file"),
-        (["tune", "--render", DEMO_CLIPS, "--write", "demo/clips/manifest.md"], "must be another file"),
+        (["tune", "--out", "raw.json", "--write", "raw.json"], "must be another file"),
+        (["tune", "--out", "raw.json", "--write", "raw.md"], "must be another file"),
         (["training", QUARTZNET, "--precisions", "fp32,fp8"], "fp8"),
         (["hourglass", "training/configs/wav2vec2_base.yaml", "--factors", "1,2"], "--factors must be above 1"),
         (["tune", "--objective", "beauty"], "beauty"),
@@ -142,28 +142,34 @@ def test_a_default_of_the_repository_is_told_from_what_was_given(arguments, opti
     assert "is not there (the default, found from the root of the repository); name a file" in err
 
 
-RENDERING = [
-    name
-    for name, command in typer.main.get_command(app).commands.items()
-    if any("--render" in option.opts for option in command.params)
-]
-assert len(RENDERING) == 9, "every command with --render must be found"
-
-
-@pytest.mark.parametrize("command", RENDERING)
-def test_what_is_rendered_takes_nothing_of_a_measurement(call, command):
-    status, _, err = call(main, command, "--out", "elsewhere.json", "--render", INFER)
-    assert status == 2
-    assert "--render, which measures nothing, must come without --out" in err
-
-
-@pytest.mark.parametrize("command", RENDERING)
-def test_what_is_no_raw_file_is_status_1(tmp_path, call, command):
+@pytest.mark.parametrize("command", RESULTS)
+def test_what_lacks_all_of_a_raw_file_but_its_subject_is_status_1(tmp_path, call, command):
     path = tmp_path / "raw.json"
-    path.write_text("{}")
-    status, _, err = call(main, command, "--render", path)
+    path.write_text(json.dumps({"subject": command}))
+    status, _, err = call(main, "report", path)
     assert status == 1
     assert f"must be a raw file of `carnelian-perf {command}`" in err
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("steam", "but is no JSON: Expecting value"),
+        ("[]", "but has no `subject`"),
+        ("{}", "but has no `subject`"),
+        ('{"subject": "words"}', "of which a page can be made, but its `subject` is 'words'"),
+        ('{"subject": "sweep"}', "of a sweep, name the folder"),
+        ('{"subject": ["tune"]}', "but its `subject` is \"['tune']\""),
+    ],
+)
+def test_a_page_of_what_is_no_raw_file_is_status_1(tmp_path, call, content, words):
+    path = tmp_path / "raw.json"
+    path.write_text(content)
+    status, _, err = call(main, "report", path)
+    assert status == 1
+    assert f"{path} must be a raw file" in err
+    assert words in err
+    assert [*tmp_path.iterdir()] == [path]
 
 
 def test_what_cannot_be_written_is_refused_as_training_does():

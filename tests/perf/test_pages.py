@@ -14,6 +14,7 @@ from carnelian_perf.cli import main
 from carnelian_perf.output import show_page
 from carnelian_perf.pages import table
 from carnelian_perf.raw_file import write
+from carnelian_perf.traffic import batching_results
 from markdown_it import MarkdownIt
 
 ROOT = Path(__file__).parents[2]
@@ -24,7 +25,6 @@ ONE_OF_EACH = {path.stem.rpartition("_")[2]: path for path in RAW_FILES}.values(
 """Of each command's."""
 GROWS = {"batching", "mixed", "infer", "tune", "overhead", "request", "memory", "training", "hourglass"}
 """What these commands write grows with each part."""
-PUBLISHED = re.compile(r"--published-\S+ \S+")
 
 
 def read(path):
@@ -52,10 +52,8 @@ def test_short_rows_are_filled_and_numbers_are_aligned_right():
 
 @pytest.mark.parametrize("path", RAW_FILES, ids=lambda path: path.stem)
 def test_page_is_what_its_raw_file_says(path, run):
-    content = read(path)
     shutil.copy(path, RESULTS)
-    options = " ".join(PUBLISHED.findall(content["command"]))  # of `infer`, which older raw files do not hold apart
-    run(f"carnelian-perf {content['subject']} --render {RESULTS / path.name} {options}")
+    run(f"carnelian-perf report {RESULTS / path.name}")
     page = RESULTS / f"{path.stem}.md"
     assert (ROOT / page).read_text() == page.read_text()
     assert page.with_suffix(".png").is_file() == (ROOT / page).with_suffix(".png").is_file()
@@ -68,7 +66,7 @@ def test_strings_of_raw_files_are_text(path, run):
     content |= {"commit": words, "command": f"{words} {words}", "machine": dict.fromkeys(content["machine"], words)}
     content |= {"versions": dict.fromkeys(content["versions"], words)}
     write(RESULTS / path.name, content)
-    run(f"carnelian-perf {content['subject']} --render {RESULTS / path.name}")
+    run(f"carnelian-perf report {RESULTS / path.name}")
     body = MarkdownIt("commonmark").enable("table").render((RESULTS / f"{path.stem}.md").read_text())
     assert [found for found in re.findall('<img src="([^"]*)', body) if found != f"{path.stem}.png"] == []
     assert "![a](secret.png) &lt;img" in body
@@ -85,7 +83,7 @@ def test_pages_need_none_of_the_extras(tmp_path):
     commands = []
     for path in ONE_OF_EACH:
         shutil.copy(path, tmp_path)
-        commands.append(f"{read(path)['subject']} --render {tmp_path / path.name}")
+        commands.append(f"report {tmp_path / path.name}")
     command = [sys.executable, "-c", code, extras, *commands]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.stdout == "[]\n", result.stderr
@@ -97,7 +95,7 @@ def test_page_that_a_full_disk_has_no_room_for_stays_as_it_was(path, run, room):
     page = RESULTS / f"{path.stem}.md"
     page.write_text("old")
     with room(500):
-        run(f"carnelian-perf {read(path)['subject']} --render {RESULTS / path.name}", expected=1)
+        run(f"carnelian-perf report {RESULTS / path.name}", expected=1)
     assert page.read_text() == "old"
 
 
@@ -107,7 +105,7 @@ def test_page_of_an_interrupted_command_says_so(path, run):
     content.get("kept", {}).pop("confirmation", None)
     raw = RESULTS / path.name
     raw.write_text(json.dumps(content))
-    run(f"carnelian-perf {content['subject']} --render {raw}")
+    run(f"carnelian-perf report {raw}")
     assert "\n\n**Not finished.** " in raw.with_suffix(".md").read_text()
 
 
@@ -139,16 +137,17 @@ def test_raw_file_whose_parts_do_not_fit_is_named(name, keys, value, run):
     part[keys[-1]] = value
     raw = RESULTS / f"{name}.json"
     raw.write_text(json.dumps(content))
-    err = run(f"carnelian-perf {content['subject']} --render {raw}", expected=1)
+    err = run(f"carnelian-perf report {raw}", expected=1)
     assert f"{raw} must " in err
     assert err.count(" must ") == 1
     assert not raw.with_suffix(".md").is_file()
 
 
-def test_fault_of_a_plot_is_not_of_the_raw_file(measurement, tmp_path):
+def test_fault_of_a_plot_is_not_of_the_raw_file(measurement, tmp_path, monkeypatch):
     measurement.write(raw := tmp_path / "raw.json")
+    monkeypatch.setattr(batching_results, "draw", MagicMock(side_effect=TypeError("of drawing")))
     with pytest.raises(TypeError, match="of drawing"):
-        show_page(raw, type(measurement), MagicMock(return_value=""), MagicMock(side_effect=TypeError("of drawing")))
+        show_page(raw)
 
 
 @pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.name)

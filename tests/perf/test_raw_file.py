@@ -10,7 +10,7 @@ from unittest.mock import MagicMock
 
 import carnelian_perf
 import pytest
-from carnelian_perf.output import write_each
+from carnelian_perf.output import RESULTS, write_each
 from carnelian_perf.pages import scale_milliseconds
 from carnelian_perf.raw_file import write
 from carnelian_perf.traffic.batching_results import render_page
@@ -31,11 +31,21 @@ MODULES = {
 }
 """Subject -> where its class `Measurement` is."""
 MEASURES = sorted(name for name, text in SOURCES.items() if "\ndef measure(" in text and "describe_origin(" in text)
-RAW_FILES = sorted((Path(__file__).parents[2] / "perf" / "results").glob("*.json"))
+RAW_FILES = [
+    path
+    for path in sorted((Path(__file__).parents[2] / "perf" / "results").glob("*.json"))
+    if not path.stem.endswith("_tuning")  # `tune` writes it beside its raw file
+]
 ONE_OF_EACH = {json.loads(path.read_text())["subject"]: path for path in RAW_FILES}.values()
 """Of each command's."""
 
 assert (len(MODULES), len(MEASURES)) == (14, 14), "every command with a raw file must be found, also once it is renamed"
+
+
+def test_every_module_that_makes_a_page_is_found_by_its_command():
+    pages = {MODULES[subject] for subject in RESULTS}
+    assert {f"carnelian_perf.{module}" for module in RESULTS.values()} == pages
+    assert pages == {name for name in MODULES.values() if "\ndef render_page(" in SOURCES[name]}
 
 
 def class_of(content):
@@ -106,7 +116,7 @@ def test_a_finished_raw_file_stays_until_the_next_is_whole(measurement, tmp_path
         write_each(interrupted(), path)
     assert path.read_bytes() == before
     assert not type(measurement).read(part).finished
-    command = f"carnelian-perf {measurement.subject} --render {part}"
+    command = f"carnelian-perf report {part}"
     assert capsys.readouterr().err == f"{part} has what was measured so far; its page: {command}\n"
     write_each([replace(measurement, runs=measurement.runs[:1])], path)
     assert path.read_bytes() != before

@@ -16,14 +16,12 @@ from carnelian_perf.options import (
     SpeechManifest,
     check_file,
     check_input,
-    check_render,
     check_words,
     counts_of,
     durations_of,
     published_table,
     raw_file_option,
     raw_file_path,
-    render_option,
 )
 from carnelian_perf.output import show_page, write_each
 
@@ -32,13 +30,12 @@ app = typer.Typer()
 
 @app.command()
 def infer(
-    context: typer.Context,
     source: Annotated[
-        Path | None,
+        Path,
         typer.Argument(
             help="A checkpoint, or a training YAML, whose network gets random weights.", callback=check_input
         ),
-    ] = None,
+    ],
     overrides: Overrides = None,
     engines: Annotated[
         str,
@@ -67,51 +64,42 @@ def infer(
         str | None, typer.Option(help="fp16, tf32 or fp32; bf16 of wav2vec 2.0.", show_default="fp16")
     ] = None,
     out: Annotated[Path | None, raw_file_option("NAME_infer.json", "Raw file; the table goes beside it.")] = None,
-    raw: Annotated[Path | None, render_option("the table")] = None,
 ) -> None:
     """Measure inference without a server, by batch and duration: PyTorch, ONNX Runtime and TensorRT in turns.
 
-    The exit status of a measurement is 1 if no engine ran.
+    The exit status is 1 if no engine ran.
     """
-    from carnelian_perf.inference.results import TITLES, Measurement, Plan, render_page
+    from carnelian_perf.inference.results import TITLES, Plan
     from carnelian_perf.yardsticks.published import choose
 
-    is_measured = raw is None
     chosen = published_table(model, published_machine, published_precision)
     if chosen:
         choose(**chosen)  # refuses what is not there before anything is measured
-    if raw is not None:
-        check_render(context, "--published-model", "--published-machine", "--published-precision")
-    elif source is None:
-        raise typer.BadParameter("a checkpoint or a training YAML must be named, or a raw file with --render")
-    else:
-        check_file("--manifest", manifest)
-        names = engines.split(",")
-        check_words("--engines", names, TITLES)
-        durations_s, sizes = durations_of(durations), counts_of("--batches", batches)
-        from carnelian_perf.inference.measure import check_device, measure
-        from carnelian_perf.networks import is_untrained, load_network
+    check_file("--manifest", manifest)
+    names = engines.split(",")
+    check_words("--engines", names, TITLES)
+    durations_s, sizes = durations_of(durations), counts_of("--batches", batches)
+    from carnelian_perf.inference.measure import check_device, measure
+    from carnelian_perf.networks import is_untrained, load_network
 
-        plan = Plan(
-            source=str(source),
-            random_weights=is_untrained(source),
-            manifest=str(manifest),
-            engines=names,
-            durations_s=durations_s,
-            batches=sizes,
-            steps=steps,
-            warm_up=warm_up,
-            threads=threads,
-            device=device,
-            precision=precision,
-            overrides=overrides or [],
-        )
-        check_device(plan)
-        config, network = load_network(source, plan.overrides)
-        raw = raw_file_path(out, f"{config.name}_infer.json")
-        write_each((replace(measured, published=chosen) for measured in measure(plan, config, network)), raw)
-    measurement = show_page(
-        raw, Measurement, lambda found, name: render_page(replace(found, published=chosen or found.published), name)
+    plan = Plan(
+        source=str(source),
+        random_weights=is_untrained(source),
+        manifest=str(manifest),
+        engines=names,
+        durations_s=durations_s,
+        batches=sizes,
+        steps=steps,
+        warm_up=warm_up,
+        threads=threads,
+        device=device,
+        precision=precision,
+        overrides=overrides or [],
     )
-    if is_measured and all(timing.not_run for timing in measurement.timings):
+    check_device(plan)
+    config, network = load_network(source, plan.overrides)
+    raw = raw_file_path(out, f"{config.name}_infer.json")
+    measured = write_each((replace(found, published=chosen) for found in measure(plan, config, network)), raw)
+    show_page(raw)
+    if all(timing.not_run for timing in measured.timings):
         raise typer.Exit(1)

@@ -17,13 +17,11 @@ from carnelian_perf.options import (
     SpeechManifest,
     check_apart,
     check_model_and_clips,
-    check_render,
     check_writable,
     choose_clips,
     durations_of,
     raw_file_option,
     raw_file_path,
-    render_option,
     served_name,
     served_repository,
 )
@@ -34,7 +32,6 @@ app = typer.Typer()
 
 @app.command()
 def tune(
-    context: typer.Context,
     repository: Repository = Path("model_repository"),
     model: Recogniser = "quartznet_demo",
     random_weights: RandomWeights = None,
@@ -51,55 +48,50 @@ def tune(
     rounds: Annotated[int, typer.Option(help="Rounds in each step.", min=1)] = 3,
     write: Annotated[
         Path | None,
-        typer.Option(callback=check_writable, help="Where to write the result, for `carnelian-export --tuning`."),
+        typer.Option(
+            callback=check_writable,
+            help="Where to write the result, for `carnelian-export --tuning`.",
+            show_default="beside the raw file, NAME_tuning.json",
+        ),
     ] = None,
     out: Annotated[
         Path | None, raw_file_option("MODEL_tune_OBJECTIVE.json", "Raw file; the table goes beside it.")
     ] = None,
-    raw: Annotated[Path | None, render_option("the table (and --write)")] = None,
 ) -> None:
     """Find the instances, threads and batching of a model's stages that fit this machine, by measuring.
 
     Starts servers on 127.0.0.1, up to seven at a time, each on a copy of the model with other settings.
     """
-    from carnelian_perf.server.tune_results import Measurement, render_page
+    from carnelian_export.tuning import StageTuning, write_tuning
 
-    if raw is None:
-        from carnelian_perf.server.tune import Plan, list_knobs, measure
+    from carnelian_perf.server.tune import Plan, list_knobs, measure
 
-        raw = raw_file_path(out, f"{served_name(model, random_weights)}_tune_{objective}.json")
-        check_apart(write, raw, raw.with_suffix(".md"))
-        with served_repository(repository, model, random_weights, manifest) as (served, name):
-            clips, traffic = choose_clips(manifest)
-            plan = Plan(
-                repository=served,
-                model=name,
-                clips=clips,
-                traffic=traffic,
-                objective=objective,
-                target_ms=target,
-                concurrency=1 if objective == "latency" else concurrency,
-                num_requests=requests,
-                rounds=rounds,
-                knobs=list_knobs(objective),
-            )
-            write_each(measure(plan), raw)
-    else:
-        check_render(context, "--write")
-        check_apart(write, raw, raw.with_suffix(".md"))
-    tuning = show_page(raw, Measurement, render_page)
-    if write is not None:
-        from carnelian_export.tuning import StageTuning, write_tuning
-
-        if (winner := tuning.winner) is None:
-            raise ValueError(f"a tuning must be confirmed before it is written, but {raw} was interrupted; tune again")
-        write_tuning(write, {stage: StageTuning(**values) for stage, values in winner.items()})  # type: ignore[arg-type]
-        print(f"wrote {write}; carnelian-export --tuning {write} exports with it")
+    raw = raw_file_path(out, f"{served_name(model, random_weights)}_tune_{objective}.json")
+    write = write or raw.with_name(f"{raw.stem}_tuning.json")
+    check_apart(write, raw, raw.with_suffix(".md"))
+    with served_repository(repository, model, random_weights, manifest) as (served, name):
+        clips, traffic = choose_clips(manifest)
+        plan = Plan(
+            repository=served,
+            model=name,
+            clips=clips,
+            traffic=traffic,
+            objective=objective,
+            target_ms=target,
+            concurrency=1 if objective == "latency" else concurrency,
+            num_requests=requests,
+            rounds=rounds,
+            knobs=list_knobs(objective),
+        )
+        measured = write_each(measure(plan), raw)
+    show_page(raw)
+    assert measured.winner is not None  # the last step confirms one
+    write_tuning(write, {stage: StageTuning(**values) for stage, values in measured.winner.items()})  # type: ignore[arg-type]
+    print(f"wrote {write}; carnelian-export --tuning {write} exports with it")
 
 
 @app.command()
 def overhead(
-    context: typer.Context,
     repository: Repository = Path("model_repository"),
     model: Recogniser = "quartznet_demo",
     random_weights: RandomWeights = None,
@@ -113,43 +105,36 @@ def overhead(
     clients: Annotated[int, typer.Option(help="Clients that send single clips at the same time.", min=1, max=64)] = 16,
     batch: Annotated[int, typer.Option(help="Size of the ready-made batches that they are compared with.", min=1)] = 8,
     out: Annotated[Path | None, raw_file_option("MODEL_overhead.json", "Raw file; the table goes beside it.")] = None,
-    raw: Annotated[Path | None, render_option("the table")] = None,
 ) -> None:
     """Measure what serving costs beside the acoustic model alone, and single clips beside ready-made batches."""
-    from carnelian_perf.server.overhead_results import Measurement, render_page
+    from carnelian_perf.raw_file import Speech
+    from carnelian_perf.repository import read_config
+    from carnelian_perf.server.overhead import Plan, measure
 
-    if raw is None:
-        from carnelian_perf.raw_file import Speech
-        from carnelian_perf.repository import read_config
-        from carnelian_perf.server.overhead import Plan, measure
-
-        durations_s = durations_of(durations)
-        if clips % batch:
-            raise typer.BadParameter(f"--clips must be a multiple of --batch, {batch}, but is {clips}")
-        if clips < clients:
-            raise typer.BadParameter(f"--clips must be one for each of --clients, {clients}, at least, but is {clips}")
-        raw = raw_file_path(out, f"{served_name(model, random_weights)}_overhead.json")
-        with served_repository(repository, model, random_weights, manifest) as (served, name):
-            if batch > (most := read_config(served / f"{name}_pcm").max_batch_size):
-                raise typer.BadParameter(f"--batch must be at most {most}, what the model takes, but is {batch}")
-            plan = Plan(
-                repository=served,
-                model=name,
-                speech=Speech(manifest=str(manifest), format=file_format, clips=clips),
-                durations_s=durations_s,
-                rounds=rounds,
-                clients=clients,
-                batch=batch,
-            )
-            write_each(measure(plan), raw)
-    else:
-        check_render(context)
-    show_page(raw, Measurement, render_page)
+    durations_s = durations_of(durations)
+    if clips % batch:
+        raise typer.BadParameter(f"--clips must be a multiple of --batch, {batch}, but is {clips}")
+    if clips < clients:
+        raise typer.BadParameter(f"--clips must be one for each of --clients, {clients}, at least, but is {clips}")
+    raw = raw_file_path(out, f"{served_name(model, random_weights)}_overhead.json")
+    with served_repository(repository, model, random_weights, manifest) as (served, name):
+        if batch > (most := read_config(served / f"{name}_pcm").max_batch_size):
+            raise typer.BadParameter(f"--batch must be at most {most}, what the model takes, but is {batch}")
+        plan = Plan(
+            repository=served,
+            model=name,
+            speech=Speech(manifest=str(manifest), format=file_format, clips=clips),
+            durations_s=durations_s,
+            rounds=rounds,
+            clients=clients,
+            batch=batch,
+        )
+        write_each(measure(plan), raw)
+    show_page(raw)
 
 
 @app.command()
 def first_request(
-    context: typer.Context,
     repository: Repository = Path("model_repository"),
     model: Recogniser = "quartznet_demo",
     random_weights: RandomWeights = None,
@@ -161,38 +146,31 @@ def first_request(
     out: Annotated[
         Path | None, raw_file_option("MODEL_first_request.json", "Raw file; the table goes beside it.")
     ] = None,
-    raw: Annotated[Path | None, render_option("the table")] = None,
 ) -> None:
     """Measure whether the first request to a fresh server is as fast as later ones, as a whole and stage by stage.
 
     Starts a server on 127.0.0.1 for each duration and round, one after the other.
     """
-    from carnelian_perf.server.first_request_results import Measurement, render_page
+    from carnelian_perf.raw_file import Speech
+    from carnelian_perf.server.first_request import DISTINCT_CLIPS, Plan, measure
 
-    if raw is None:
-        from carnelian_perf.raw_file import Speech
-        from carnelian_perf.server.first_request import DISTINCT_CLIPS, Plan, measure
-
-        durations_s = durations_of(durations)
-        raw = raw_file_path(out, f"{served_name(model, random_weights)}_first_request.json")
-        with served_repository(repository, model, random_weights, manifest) as (served, name):
-            plan = Plan(
-                repository=served,
-                model=name,
-                speech=Speech(manifest=str(manifest), format=file_format, clips=DISTINCT_CLIPS),
-                durations_s=durations_s,
-                rounds=rounds,
-                num_requests=requests,
-            )
-            write_each(measure(plan), raw)
-    else:
-        check_render(context)
-    show_page(raw, Measurement, render_page)
+    durations_s = durations_of(durations)
+    raw = raw_file_path(out, f"{served_name(model, random_weights)}_first_request.json")
+    with served_repository(repository, model, random_weights, manifest) as (served, name):
+        plan = Plan(
+            repository=served,
+            model=name,
+            speech=Speech(manifest=str(manifest), format=file_format, clips=DISTINCT_CLIPS),
+            durations_s=durations_s,
+            rounds=rounds,
+            num_requests=requests,
+        )
+        write_each(measure(plan), raw)
+    show_page(raw)
 
 
 @app.command()
 def memory(
-    context: typer.Context,
     repository: Repository = Path("model_repository"),
     model: Recogniser = "quartznet_demo",
     manifest: ClipsManifest = None,
@@ -200,36 +178,31 @@ def memory(
     every: Annotated[int, typer.Option(help="Requests between two looks at the processes.", min=1)] = 250,
     concurrency: Annotated[int, typer.Option(help="Clients that send at the same time.", min=1, max=64)] = 8,
     out: Annotated[Path | None, raw_file_option("MODEL_memory.json", "Raw file; page and plot go beside it.")] = None,
-    raw: Annotated[Path | None, render_option("page and plot")] = None,
 ) -> None:
     """Measure the memory of a server's processes, at rest and over many requests, and whether it grows.
 
-    The exit status of a measurement is 1 if it does.
+    The exit status is 1 if it does.
     """
-    from carnelian_perf.server.memory_results import Measurement, draw, render_page, trend_of
+    check_model_and_clips(repository, model, manifest)
+    from carnelian_perf.server.memory import Plan, measure
+    from carnelian_perf.server.memory_results import trend_of
 
-    is_measured = raw is None
-    if raw is None:
-        check_model_and_clips(repository, model, manifest)
-        from carnelian_perf.server.memory import Plan, measure
-
-        if requests < 5 * every:
-            raise typer.BadParameter(f"--every must be at most a fifth of --requests, {requests}, but is {every}")
-        clips, traffic = choose_clips(manifest)
-        plan = Plan(
-            repository=repository,
-            model=model,
-            clips=clips,
-            traffic=traffic,
-            num_requests=requests,
-            every=every,
-            concurrency=concurrency,
-        )
-        raw = raw_file_path(out, f"{model}_memory.json")
-        write_each(measure(plan), raw)
-    else:
-        check_render(context)
-    trend = trend_of(show_page(raw, Measurement, render_page, draw))
+    if requests < 5 * every:
+        raise typer.BadParameter(f"--every must be at most a fifth of --requests, {requests}, but is {every}")
+    clips, traffic = choose_clips(manifest)
+    plan = Plan(
+        repository=repository,
+        model=model,
+        clips=clips,
+        traffic=traffic,
+        num_requests=requests,
+        every=every,
+        concurrency=concurrency,
+    )
+    raw = raw_file_path(out, f"{model}_memory.json")
+    measured = write_each(measure(plan), raw)
+    show_page(raw)
+    trend = trend_of(measured)
     print(f"memory: {trend.verdict}, {trend.slope:.0f} bytes a request ({trend.low:.0f} to {trend.high:.0f})")
-    if is_measured and trend.verdict == "grows":
+    if trend.verdict == "grows":
         raise typer.Exit(1)

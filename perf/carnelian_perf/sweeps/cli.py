@@ -1,4 +1,4 @@
-"""Commands of `carnelian-perf` that sweep a grid: sweep, report."""
+"""Commands of `carnelian-perf` that sweep a grid, and that make pages of any results: sweep, report."""
 
 import logging
 from pathlib import Path
@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from carnelian_perf.options import PublishedMachine, check_file, check_input, folder, published_table
+from carnelian_perf.output import show_page
 
 app = typer.Typer()
 
@@ -51,7 +52,7 @@ def sweep(
 
 @app.command()
 def report(
-    sweep: Annotated[Path, typer.Argument(help="The folder of a sweep.")],
+    raw: Annotated[Path, typer.Argument(help="A raw file; of a sweep, its folder.")],
     model: Annotated[
         str | None,
         typer.Option(
@@ -70,17 +71,31 @@ def report(
         ),
     ] = None,
 ) -> None:
-    """Make a sweep's tables, plots and one self-contained HTML page, beside its folder."""
+    """Measure nothing: make the page of a raw file, and its plot, beside it.
+
+    Of a sweep, make tables, plots and one self-contained HTML page, beside its folder; the options are of sweeps alone.
+    """
+    chosen = published_table(model, published_machine, published_precision)
+    if not raw.is_dir():
+        if not raw.is_file():
+            found = "a pipe or a device" if raw.exists() else "not there"
+            raise typer.BadParameter(
+                f"RAW must be a raw file or the folder of a sweep, as commands that measure write them, but {raw} is "
+                f"{found}"
+            )
+        if chosen or inference:
+            raise typer.BadParameter(
+                f"--published-model and --infer must come with the folder of a sweep, but {raw} is a file; leave them "
+                "out"
+            )
+        show_page(raw)
+        return
     from carnelian_perf.sweeps.report import write_report
     from carnelian_perf.yardsticks.published import choose
 
-    if not sweep.is_dir():
-        found = "a file" if sweep.exists() else "not there"
-        raise typer.BadParameter(f"SWEEP must be a folder, but {sweep} is {found}; `carnelian-perf sweep` makes it")
-    chosen = published_table(model, published_machine, published_precision)
     published = choose(**chosen) if chosen else {}
     raws = [_model_and_file(text) for text in inference or ()]
-    print("\n".join(f"wrote {path}" for path in write_report(sweep, published, raws)))
+    print("\n".join(f"wrote {path}" for path in write_report(raw, published, raws)))
 
 
 def _model_and_file(text: str) -> tuple[str | None, Path]:

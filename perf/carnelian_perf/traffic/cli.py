@@ -14,11 +14,9 @@ from carnelian_perf.options import (
     Repository,
     check_file,
     check_model_and_clips,
-    check_render,
     choose_clips,
     raw_file_option,
     raw_file_path,
-    render_option,
     served_name,
     served_repository,
 )
@@ -30,7 +28,6 @@ Checkpoint = Annotated[Path, typer.Option(help="What the model was exported from
 
 @app.command()
 def batching(
-    context: typer.Context,
     repository: Repository = Path("model_repository"),
     model: Recogniser = "quartznet_demo",
     checkpoint: Checkpoint = DEMO_CHECKPOINT,
@@ -41,51 +38,43 @@ def batching(
     out: Annotated[
         Path | None, raw_file_option("MODEL_batching.json", "Raw file; table and plot go beside it.")
     ] = None,
-    raw: Annotated[Path | None, render_option("table and plot")] = None,
 ) -> None:
     """Measure how batches form from clips of mixed length, for each candidate way.
 
     Starts a server on 127.0.0.1 for each candidate and queue delay, twelve in all, and takes them in turns. Each
     needs about 0.5 GB of memory for the demo model.
     """
-    from carnelian_perf.traffic.batching_results import Measurement, draw, render_page
+    check_file("--checkpoint", checkpoint)
+    check_model_and_clips(repository, model, manifest)
+    raw = raw_file_path(out, f"{model}_batching.json")
 
-    is_measured = raw is None
-    if raw is None:
-        check_file("--checkpoint", checkpoint)
-        check_model_and_clips(repository, model, manifest)
-        raw = raw_file_path(out, f"{model}_batching.json")
+    from carnelian_training.checkpoint import load_model
 
-        from carnelian_training.checkpoint import load_model
+    from carnelian_perf.traffic.batching import Plan, measure
+    from carnelian_perf.traffic.graph import build_padded
 
-        from carnelian_perf.traffic.batching import Plan, measure
-        from carnelian_perf.traffic.graph import build_padded
-
-        clips, traffic = choose_clips(manifest)
-        plan = Plan(
-            repository=repository,
-            model=model,
-            padded=build_padded(*load_model(checkpoint)),
-            clips=clips,
-            traffic=traffic,
-            concurrency=concurrency,
-            num_requests=requests,
-            rounds=rounds,
-        )
-        write_each(measure(plan), raw)
-    else:
-        check_render(context)
-    measurement = show_page(raw, Measurement, render_page, draw)
-    if is_measured and measurement.mismatches:
+    clips, traffic = choose_clips(manifest)
+    plan = Plan(
+        repository=repository,
+        model=model,
+        padded=build_padded(*load_model(checkpoint)),
+        clips=clips,
+        traffic=traffic,
+        concurrency=concurrency,
+        num_requests=requests,
+        rounds=rounds,
+    )
+    measured = write_each(measure(plan), raw)
+    show_page(raw)
+    if measured.mismatches:
         raise ValueError(
-            f"every candidate must give the same transcripts, but {len(measurement.mismatches)} clips differ "
-            f"(is {checkpoint} what {model} was exported from?): {measurement.mismatches[0]}"
+            f"every candidate must give the same transcripts, but {len(measured.mismatches)} clips differ "
+            f"(is {checkpoint} what {model} was exported from?): {measured.mismatches[0]}"
         )
 
 
 @app.command()
 def mixed(
-    context: typer.Context,
     repository: Repository = Path("model_repository"),
     model: Recogniser = "quartznet_demo",
     checkpoint: Checkpoint = DEMO_CHECKPOINT,
@@ -100,41 +89,35 @@ def mixed(
     steps: Annotated[int, typer.Option(help="Steps of the bisection of the rate.", min=1)] = 5,
     rounds: Annotated[int, typer.Option(help="Bisections of each system.", min=1)] = 1,
     out: Annotated[Path | None, raw_file_option("MODEL_mixed.json", "Raw file; page and plot go beside it.")] = None,
-    raw: Annotated[Path | None, render_option("page and plot")] = None,
 ) -> None:
     """Measure how many clips of mixed length a second are answered in time, in an open loop.
 
     Starts three servers on 127.0.0.1: the repository as it is, one with buckets, and one for clients that pad to
     multiples of 10 s.
     """
-    from carnelian_perf.traffic.mixed_results import Measurement, draw, render_page
+    if random_weights is None:
+        check_file("--checkpoint", checkpoint)
+    raw = raw_file_path(out, f"{served_name(model, random_weights)}_mixed.json")
+    with served_repository(repository, model, random_weights, manifest) as (served, name):
+        from carnelian_training.checkpoint import load_model
 
-    if raw is None:
-        if random_weights is None:
-            check_file("--checkpoint", checkpoint)
-        raw = raw_file_path(out, f"{served_name(model, random_weights)}_mixed.json")
-        with served_repository(repository, model, random_weights, manifest) as (served, name):
-            from carnelian_training.checkpoint import load_model
+        from carnelian_perf.networks import load_network
+        from carnelian_perf.traffic.graph import build_padded
+        from carnelian_perf.traffic.mixed import Plan, measure
 
-            from carnelian_perf.networks import load_network
-            from carnelian_perf.traffic.graph import build_padded
-            from carnelian_perf.traffic.mixed import Plan, measure
-
-            # A YAML's random weights are the same each time.
-            loaded = load_network(random_weights) if random_weights else load_model(checkpoint)
-            clips, traffic = choose_clips(manifest)
-            plan = Plan(
-                repository=served,
-                model=name,
-                padded=build_padded(*loaded),
-                clips=clips,
-                traffic=traffic,
-                target_ms=target,
-                seconds=seconds,
-                steps=steps,
-                rounds=rounds,
-            )
-            write_each(measure(plan), raw)
-    else:
-        check_render(context)
-    show_page(raw, Measurement, render_page, draw)
+        # A YAML's random weights are the same each time.
+        loaded = load_network(random_weights) if random_weights else load_model(checkpoint)
+        clips, traffic = choose_clips(manifest)
+        plan = Plan(
+            repository=served,
+            model=name,
+            padded=build_padded(*loaded),
+            clips=clips,
+            traffic=traffic,
+            target_ms=target,
+            seconds=seconds,
+            steps=steps,
+            rounds=rounds,
+        )
+        write_each(measure(plan), raw)
+    show_page(raw)

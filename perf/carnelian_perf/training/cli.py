@@ -10,12 +10,10 @@ from carnelian_perf.options import (
     PRECISIONS,
     Overrides,
     check_input,
-    check_render,
     check_words,
     counts_of,
     raw_file_option,
     raw_file_path,
-    render_option,
 )
 from carnelian_perf.output import show_page, write_each
 
@@ -57,13 +55,12 @@ def loading(
 
 @app.command()
 def training(
-    context: typer.Context,
     config: Annotated[
-        Path | None,
+        Path,
         typer.Argument(
             help="A training YAML: training/configs/quartznet_15x5.yaml, wav2vec2_base.yaml, ...", callback=check_input
         ),
-    ] = None,
+    ],
     overrides: Overrides = None,
     batches: Annotated[str, typer.Option(help="Clips per process, comma-separated.")] = "4",
     precisions: Annotated[str, typer.Option(help="Comma-separated: fp32, tf32, bf16, fp16.")] = "fp32,tf32,bf16,fp16",
@@ -73,46 +70,38 @@ def training(
     warm_up: Annotated[int, typer.Option(help="Steps before them.", min=1)] = 1,
     threads: Annotated[int, typer.Option(help="CPU threads of a single process.", min=1, max=MOST_THREADS)] = 1,
     out: Annotated[Path | None, raw_file_option("NAME_training.json", "Raw file; the table goes beside it.")] = None,
-    raw: Annotated[Path | None, render_option("the table")] = None,
 ) -> None:
     """Measure training steps beside plain `Conv1d` in PyTorch eager, and set them beside the published rows.
 
     Cells that need a GPU, or more of them, say "not run" where there is none.
     """
-    from carnelian_perf.training.steps_results import Measurement, Work, render_page
+    names = precisions.split(",")
+    check_words("--precisions", names, PRECISIONS)
+    sizes, counts = counts_of("--batches", batches), counts_of("--processes", processes)
+    if threads > 1 and max(counts) > 1:
+        raise typer.BadParameter("--threads must be 1 beside several --processes, which have one thread each")
+    from carnelian_training.run_config import load_config
 
-    if raw is not None:
-        check_render(context)
-    elif config is None:
-        raise typer.BadParameter("a training YAML must be named, or a raw file with --render")
-    else:
-        names = precisions.split(",")
-        check_words("--precisions", names, PRECISIONS)
-        sizes, counts = counts_of("--batches", batches), counts_of("--processes", processes)
-        if threads > 1 and max(counts) > 1:
-            raise typer.BadParameter("--threads must be 1 beside several --processes, which have one thread each")
-        from carnelian_training.run_config import load_config
+    from carnelian_perf.training.steps import grid, measure
+    from carnelian_perf.training.steps_results import Work
 
-        from carnelian_perf.training.steps import grid, measure
-
-        settings = load_config(config, tuple(overrides or ()))
-        has_baseline = settings.model.name == "quartznet"
-        cells = grid(sizes, names, counts, has_baseline=has_baseline)
-        raw = raw_file_path(out, f"{settings.name}_training.json")
-        work = Work(duration_s=duration, steps=steps, warm_up=warm_up, threads=threads)
-        write_each(measure(settings, cells, work), raw)
-    show_page(raw, Measurement, render_page)
+    settings = load_config(config, tuple(overrides or ()))
+    has_baseline = settings.model.name == "quartznet"
+    cells = grid(sizes, names, counts, has_baseline=has_baseline)
+    raw = raw_file_path(out, f"{settings.name}_training.json")
+    work = Work(duration_s=duration, steps=steps, warm_up=warm_up, threads=threads)
+    write_each(measure(settings, cells, work), raw)
+    show_page(raw)
 
 
 @app.command()
 def hourglass(
-    context: typer.Context,
     config: Annotated[
-        Path | None,
+        Path,
         typer.Argument(
             help="A training YAML of wav2vec 2.0: training/configs/wav2vec2_base.yaml, ...", callback=check_input
         ),
-    ] = None,
+    ],
     overrides: Overrides = None,
     factors: Annotated[str, typer.Option(help="Frames pooled into one, comma-separated.")] = "2,3,4,5,6",
     batch: Annotated[int, typer.Option(help="Clips of a step.", min=1)] = 1,
@@ -120,23 +109,16 @@ def hourglass(
     steps: Annotated[int, typer.Option(help="Counted steps of each form.", min=1)] = 3,
     threads: Annotated[int, typer.Option(help="CPU threads.", min=1, max=MOST_THREADS)] = 1,
     out: Annotated[Path | None, raw_file_option("NAME_hourglass.json", "Raw file; the table goes beside it.")] = None,
-    raw: Annotated[Path | None, render_option("the table")] = None,
 ) -> None:
     """Measure what an Hourglass saves of a training step of wav2vec 2.0, beside the plain transformer."""
-    from carnelian_perf.training.hourglass_results import Measurement, Work, render_page
+    if 1 in (wanted := counts_of("--factors", factors)):
+        raise typer.BadParameter(f"--factors must be above 1, the plain transformer's own, but is {factors!r}")
+    from carnelian_training.run_config import load_config
 
-    if raw is not None:
-        check_render(context)
-    elif config is None:
-        raise typer.BadParameter("a training YAML must be named, or a raw file with --render")
-    else:
-        if 1 in (wanted := counts_of("--factors", factors)):
-            raise typer.BadParameter(f"--factors must be above 1, the plain transformer's own, but is {factors!r}")
-        from carnelian_training.run_config import load_config
+    from carnelian_perf.training.hourglass import measure
+    from carnelian_perf.training.hourglass_results import Work
 
-        from carnelian_perf.training.hourglass import measure
-
-        settings = load_config(config, tuple(overrides or ()))
-        raw = raw_file_path(out, f"{settings.name}_hourglass.json")
-        write_each(measure(settings, wanted, Work(batch, duration, steps, threads)), raw)
-    show_page(raw, Measurement, render_page)
+    settings = load_config(config, tuple(overrides or ()))
+    raw = raw_file_path(out, f"{settings.name}_hourglass.json")
+    write_each(measure(settings, wanted, Work(batch, duration, steps, threads)), raw)
+    show_page(raw)

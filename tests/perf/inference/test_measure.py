@@ -214,7 +214,7 @@ def test_engines_that_all_cannot_run_are_a_failure(tmp_path, call):
     manifest = ROOT / "demo/clips/manifest.jsonl"
     raw = tmp_path / "raw.json"
     measured, out, _ = call(main, "infer", CHECKPOINT, *words.split(), "--manifest", manifest, "--out", raw)
-    rendered, again, _ = call(main, "infer", "--render", raw)
+    rendered, again, _ = call(main, "report", raw)
     assert (measured, rendered) == (1, 0)
     assert again == out
     assert "No engine ran, so no texts were compared." in out

@@ -171,15 +171,28 @@ def test_two_instances_of_features_are_tried_with_what_a_gpus_export_has():
     assert {"features": {"instances": 2}} in list_candidates(shipped, {}, knob)
 
 
-def test_page_and_tuning_are_made_of_the_raw_file(measurement, tmp_path, call):
+def test_page_is_made_of_the_raw_file(measurement, tmp_path):
     measurement.write(tmp_path / "raw.json")
     assert Measurement.read(tmp_path / "raw.json") == measurement
     page = render_page(measurement, "raw.json")
     assert "**Result: ctc instances 2.**" in page
     assert "| ctc instances | ctc instances 2 | 5.0 | 200.0 | 200.0 | 50.0 | 1.10 | 1.10 | 1.10 | kept |" in page
-    arguments = ["tune", "--render", tmp_path / "raw.json", "--write", tmp_path / "tuning.json"]
-    assert call(main, *arguments)[0] == 0
-    assert read_tuning(tmp_path / "tuning.json")["ctc"].instances == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "name"), [((), "raw_tuning.json"), (("--write", "other.json"), "other.json")], ids=["default", "named"]
+)
+def test_the_result_is_written_for_an_export(measurement, tmp_path, call, monkeypatch, options, name):
+    monkeypatch.setattr(tune, "measure", lambda plan: iter([measurement]))
+    monkeypatch.chdir(tmp_path)
+    repository = MANIFEST.parents[2] / "model_repository"
+    status, out, _ = call(
+        main, "tune", "--repository", repository, "--manifest", MANIFEST, "--out", "raw.json", *options
+    )
+    assert status == 0
+    assert f"wrote {name}; carnelian-export --tuning {name} exports with it" in out
+    assert read_tuning(Path(name))["ctc"].instances == 2
+    assert {path.name for path in tmp_path.iterdir()} == {"raw.json", "raw.md", name}
 
 
 def test_without_its_confirmation_there_is_no_result(measurement, tmp_path, call):
@@ -188,10 +201,8 @@ def test_without_its_confirmation_there_is_no_result(measurement, tmp_path, call
     nothing_gained = replace(measurement, kept={"ctc instances": SHIPPED})
     for unconfirmed in (first, replace(nothing_gained, finished=False)):
         unconfirmed.write(path)
-        _, _, err = call(main, "tune", "--render", path, "--write", tmp_path / "tuning.json")
-        assert "a tuning must be confirmed before it is written" in err
+        assert call(main, "report", path)[0] == 0
         assert "**Not finished.**" in path.with_suffix(".md").read_text()
-        assert not (tmp_path / "tuning.json").exists()
     assert "**Result: as shipped.**" in render_page(nothing_gained, "raw.json")
 
 

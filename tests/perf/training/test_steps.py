@@ -49,7 +49,7 @@ def test_a_table_of_what_ran_what_did_not_and_what_others_published(tiny, tmp_pa
     assert "| NVIDIA DGX A100 (8x A100 80GB) | amp | 48 | 1 | 89.69 |" in rows
     assert "Published by others" in page
     assert "times as fast as plain `Conv1d`" in page
-    assert call(main, "training", "--render", raw)[0] == 0
+    assert call(main, "report", raw)[0] == 0
     assert raw.with_suffix(".md").read_text() == page
 
 
