@@ -105,16 +105,31 @@ def test_best_weights_alone_are_not_overwritten(state, config, tmp_path, write_a
     with pytest.raises(ConfigError, match=r"tiny\.pt would be replaced, .* take another --out or another `name`"):
         newest(tmp_path, config)
     every = config.loop.checkpoint_every_steps
-    for step, is_refused in ((every, False), (2 * every, True)):
+    for step, is_refused in ((every - 1, False), (every, True)):
         checkpoint.save(tmp_path / "tiny.pt", config, state.model.state_dict(), results={"step": step})
         with pytest.raises(ConfigError) if is_refused else nullcontext():
             assert newest(tmp_path, config) is None  # killed before its first checkpoint
-    checkpoint.save(tmp_path / "tiny.pt", config, state.model.state_dict(), results={"step": every})
-    (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 2 * every, "loss": 1.0}))
-    with pytest.raises(ConfigError, match="would be replaced"):  # the run went on, its first evaluation was its best
-        newest(tmp_path, config)
+    checkpoint.save(tmp_path / "tiny.pt", config, state.model.state_dict(), results={"step": every - 1})
+    (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": every, "loss": 1.0}))
+    assert newest(tmp_path, config) is None  # killed while it wrote its first checkpoint
+    for later in ({"step": every + 1, "loss": 1.0}, {"step": every, "dev_wer": 0.5}):
+        (tmp_path / "metrics.jsonl").write_text(json.dumps(later))
+        with pytest.raises(ConfigError, match="would be replaced"):  # the run went on, its first evaluation was best
+            newest(tmp_path, config)
     write_at(state, config, tmp_path, 1)
     assert newest(tmp_path, config) == tmp_path / "tiny-00000001.pt"
+
+
+@pytest.mark.parametrize("loop", [{"steps": 2}, {"steps": 3, "milestones": (2,)}])
+def test_the_best_weights_of_a_short_run_are_not_overwritten(config, changed, tmp_path, loop):
+    config = changed(config, loop={"checkpoint_every_steps": None, "evaluate_every_steps": 1000, **loop})
+    train(config, tmp_path)
+    best = (tmp_path / "tiny.pt").read_bytes()
+    for path in checkpoints(tmp_path, config):
+        path.unlink()
+    with pytest.raises(ConfigError, match=r"tiny\.pt would be replaced"):
+        train(changed(config, loop={"seed": 2}), tmp_path)
+    assert (tmp_path / "tiny.pt").read_bytes() == best
 
 
 def test_a_name_is_no_pattern(state, config, tmp_path, write_at):
