@@ -3,7 +3,8 @@
 import urllib.parse
 
 import pytest
-from carnelian_training.ctc import Decoder, OptionError, Options
+from carnelian_training.ctc import Decoder, OptionError, Options, decoder
+from carnelian_training.ctc.hotwords import build_hotwords
 from carnelian_training.ctc.spelling import speller
 
 LABELS = [" ", "a", "b"]
@@ -32,6 +33,37 @@ LABELS = [" ", "a", "b"]
 def test_a_wrong_option_is_refused_with_what_is_allowed(parameters, message):
     with pytest.raises(OptionError, match=message):
         Decoder(LABELS, 0.02).read_options(parameters, Options())
+
+
+@pytest.fixture
+def lists_built(monkeypatch):
+    """The hot words of the tables that were built, in order."""
+    built = []
+
+    def build(phrases, boost, labels):
+        built.append(phrases)
+        return build_hotwords(phrases, boost, labels)
+
+    monkeypatch.setattr(decoder, "build_hotwords", build)
+    return built
+
+
+def test_hot_words_of_each_clip_of_a_batch_are_kept(lists_built):
+    hearing = Decoder(LABELS, 0.02)
+    lists = [("a" * (i + 1),) for i in range(decoder.KEPT_HOTWORDS)]
+    for _ in range(2):
+        for phrases in lists:
+            hearing.read_options({"decoder": "beam", "hotwords": phrases}, Options())
+    assert lists_built == lists
+
+
+def test_kept_hot_words_have_a_bounded_size(lists_built, monkeypatch):
+    monkeypatch.setattr(decoder, "MAX_HOTWORD_CELLS", len(LABELS) * 100)
+    hearing = Decoder(LABELS, 0.02)
+    first, second, third = (("a" * length,) for length in (30, 40, 50))  # two fit
+    for phrases in (first, second, first, third, first, second):
+        hearing.read_options({"decoder": "beam", "hotwords": phrases}, Options())
+    assert lists_built == [first, second, third, second]
 
 
 @pytest.mark.parametrize(

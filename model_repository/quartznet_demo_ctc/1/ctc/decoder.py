@@ -1,7 +1,6 @@
 """The decoder of one recogniser, with its labels and language models; each clip has its own options."""
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,10 +20,11 @@ if TYPE_CHECKING:
     from .language_model import LanguageModel
     from .rescoring import NeuralLanguageModel
 
-KEPT_HOTWORDS = 16
-"""The number of hot word automata that are cached between requests; 10,000 words of 8 letters take 8 MB."""
+KEPT_HOTWORDS = 32
+"""The most hot word automata that are kept between requests: one for each clip of a batch."""
 MAX_HOTWORD_CELLS = 10_000_000
-"""The most cells of a hot word table, characters (with a space on either side of a phrase) times labels: 40 MB."""
+"""The most cells of a hot word table, characters (with a space on either side of a phrase) times labels: 40 MB. It is
+also the most of all tables that are kept, together."""
 
 
 class MissingPackage(RuntimeError):  # noqa: N818  it describes the installation
@@ -76,7 +76,7 @@ class Decoder:
             self.decoders.append("beam")
         if language_model:
             self.decoders.append("ngram")
-        self._build_hotwords = lru_cache(KEPT_HOTWORDS)(self._build)
+        self._kept: dict[tuple[tuple[str, ...], float], Hotwords] = {}  # in the order of their last use
 
     def read_options(self, parameters: Mapping[str, Any], defaults: Options) -> Options:
         """Apply a request's parameters to the defaults, and check that this decoder supports the result.
@@ -143,10 +143,16 @@ class Decoder:
         return build_hotwords(spelled, boost, labels)
 
     def _hotwords(self, options: Options) -> Hotwords:
+        wanted = options.hotwords, options.hotword_boost
         try:
-            return self._build_hotwords(options.hotwords, options.hotword_boost)
+            hotwords = self._kept.pop(wanted, None) or self._build(*wanted)
         except ValueError as error:
             raise OptionError(f"hotwords cannot be heard: {error}") from error
+        self._kept[wanted] = hotwords
+        cells = sum(kept.next_state.size for kept in self._kept.values())
+        while cells > MAX_HOTWORD_CELLS or len(self._kept) > KEPT_HOTWORDS:
+            cells -= self._kept.pop(next(iter(self._kept))).next_state.size
+        return hotwords
 
     def _load(self, path: Path) -> "LanguageModel":
         try:
