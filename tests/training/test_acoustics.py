@@ -11,6 +11,8 @@ import torch
 from carnelian_training.config import AugmentConfig, NoiseConfig, ReverberationConfig
 from carnelian_training.config_errors import ConfigError
 from carnelian_training.data.acoustics import (
+    NO_NOISE,
+    NO_ROOM,
     UNDISTURBED,
     Disturbance,
     Sounds,
@@ -23,8 +25,6 @@ from carnelian_training.data.loading import load
 from carnelian_training.data.manifest import Clip, read_manifest
 from carnelian_training.data.plan import Item, plan_epoch
 from carnelian_training.features import FeatureSettings
-
-NO_ROOM, NO_NOISE = read_room(None), read_noise(UNDISTURBED, 1.0)
 
 
 @pytest.fixture
@@ -43,8 +43,8 @@ def sounds(tmp_path):
 
 def test_noise_comes_at_its_ratio_and_is_repeated_to_the_end(sounds):
     signal = np.sin(np.arange(48000) / 5).astype(np.float32)
-    noise = read_noise(Disturbance(noise=sounds / "noise" / "wide.wav", noise_start=0.5), 1.0)
-    assert len(noise) >= 16000
+    noise = read_noise(sounds / "noise" / "wide.wav", 0.5, 1.0)
+    assert 16000 <= len(noise) < 48000
     added = disturb(signal, NO_ROOM, noise, Disturbance(snr_db=12)) - signal
     assert 10 * np.log10(np.mean(signal**2) / np.mean(added**2)) == pytest.approx(12, abs=0.01)
     assert added[-1000:].std() > 0
@@ -53,15 +53,24 @@ def test_noise_comes_at_its_ratio_and_is_repeated_to_the_end(sounds):
 def test_noise_begins_where_it_was_drawn_to(sounds):
     path = sounds / "noise" / "deeper" / "narrow.flac"
     whole, _ = soundfile.read(path, dtype="float32")
-    noise = read_noise(Disturbance(noise=path, noise_start=0.25), 1.0)
-    np.testing.assert_array_equal(noise[:8000], np.roll(whole, -2000))
+    noise = read_noise(path, 0.25, 1.0)
+    np.testing.assert_array_equal(noise, np.roll(whole, -2000))
+    beginning = read_noise(path, 0.25, 0.1)
+    np.testing.assert_array_equal(beginning, whole[2000:5200])
+
+
+def test_hardly_any_noise_is_read_once(tmp_path):
+    soundfile.write(tmp_path / "click.wav", np.full(1, 0.5), 16000)
+    noise = read_noise(tmp_path / "click.wav", 0.5, 10.0)
+    np.testing.assert_array_equal(noise, [0.5])
+    np.testing.assert_array_equal(disturb(np.full(5, 0.25, np.float32), NO_ROOM, noise, UNDISTURBED), np.full(5, 0.5))
 
 
 def test_noises_may_be_mp3_files(tmp_path):
     soundfile.write(tmp_path / "a.MP3", np.random.default_rng(0).standard_normal(44100) * 0.1, 44100)
     (path,) = Sounds.find(AugmentConfig(noise=NoiseConfig(path=tmp_path))).noises
-    noise = read_noise(Disturbance(noise=path, noise_start=0.7), 2.0)
-    assert len(noise) >= 32000
+    noise = read_noise(path, 0.7, 2.0)
+    assert len(noise) >= 16000
     assert noise.std() > 0.01
 
 
@@ -182,8 +191,8 @@ def test_a_broken_noise_or_room_is_named_once_and_clips_go_without(tiny_config, 
 def test_empty_noise_and_silent_rooms_are_refused(tmp_path):
     soundfile.write(tmp_path / "empty.wav", np.zeros(0), 16000)
     soundfile.write(tmp_path / "silent.wav", np.zeros(100), 16000)
-    with pytest.raises(ConfigError, match="must hold noise"):
-        read_noise(Disturbance(noise=tmp_path / "empty.wav"), 1.0)
+    with pytest.raises(ConfigError, match="must hold finite samples, at least one"):
+        read_noise(tmp_path / "empty.wav", 0.0, 1.0)
     with pytest.raises(ConfigError, match="must be an impulse response"):
         read_room(tmp_path / "silent.wav")
 
@@ -191,7 +200,7 @@ def test_empty_noise_and_silent_rooms_are_refused(tmp_path):
 def test_noise_that_is_not_finite_is_refused(tmp_path):
     soundfile.write(tmp_path / "nan.wav", np.full(1600, np.nan, np.float32), 16000, subtype="FLOAT")
     with pytest.raises(ConfigError, match="must hold finite samples"):
-        read_noise(Disturbance(noise=tmp_path / "nan.wav"), 1.0)
+        read_noise(tmp_path / "nan.wav", 0.0, 1.0)
 
 
 def test_a_folder_without_sounds_is_refused(tmp_path):
@@ -227,7 +236,7 @@ def test_the_direct_sound_may_be_negative(tmp_path):
     assert len(read_room(tmp_path / "inverted.wav")) == 3900
 
 
-@pytest.mark.parametrize("read", [read_room, lambda path: read_noise(Disturbance(noise=path), 1.0)])
+@pytest.mark.parametrize("read", [read_room, lambda path: read_noise(path, 0.0, 1.0)])
 def test_a_pipe_is_no_sound(tmp_path, read):
     os.mkfifo(tmp_path / "pipe.wav")
     with pytest.raises(ConfigError, match=r"pipe\.wav must be a sound file: must be a regular file"):

@@ -49,6 +49,8 @@ class Disturbance:
 
 
 UNDISTURBED = Disturbance()
+NO_ROOM, NO_NOISE = np.ones(1, np.float32), np.zeros(1, np.float32)
+"""The impulse response and the noise that change nothing."""
 
 
 @dataclass(frozen=True)
@@ -94,14 +96,12 @@ def read_sound(path: Path) -> Signal:
         raise ConfigError(f"{path} must be a sound file: {error}") from error
 
 
-def read_room(path: Path | None) -> Signal:
-    """Read an impulse response from its direct sound on, scaled to unit energy; return [1.0] for None.
+def read_room(path: Path) -> Signal:
+    """Read an impulse response from its direct sound on, scaled to unit energy.
 
     Raises:
         ConfigError: The file cannot be read, or is silent or not finite.
     """
-    if path is None:
-        return np.ones(1, np.float32)
     response = read_sound(path)
     energy = np.linalg.norm(response)
     if not 0 < energy < np.inf:
@@ -110,30 +110,30 @@ def read_room(path: Path | None) -> Signal:
     return np.asarray(response / np.linalg.norm(response), np.float32)
 
 
-def read_noise(disturbance: Disturbance, duration_s: float) -> Signal:
-    """Read at least `duration_s` of the noise from its drawn start; after its end, go on from its beginning.
+def read_noise(path: Path, start: float, duration_s: float) -> Signal:
+    """Read `duration_s` of noise, or the whole of a shorter file; after its end, go on from its beginning.
+
+    Args:
+        path: the file.
+        start: the place in the file to begin at, as a share of its length.
+        duration_s: the seconds of noise that are needed.
 
     Raises:
         ConfigError: The file cannot be read, is empty, or is not finite.
     """
-    if disturbance.noise is None:
-        return np.zeros(1, np.float32)
     try:
-        check_regular(disturbance.noise)
-        with soundfile.SoundFile(disturbance.noise) as file:
+        check_regular(path)
+        with soundfile.SoundFile(path) as file:
             needed = int((duration_s + 0.1) * file.samplerate)
-            file.seek(int(disturbance.noise_start * file.frames))
-            parts = [file.read(needed, dtype="float32", always_2d=True)]
-            while (missing := needed - sum(map(len, parts))) > 0:
-                file.seek(0)
-                parts.append(file.read(missing, dtype="float32", always_2d=True))
-                if not len(parts[-1]):
-                    raise ConfigError(f"{disturbance.noise} must hold noise, but is empty")
-            noise = to_mono_16khz(np.concatenate(parts), file.samplerate)
+            before = file.seek(int(start * file.frames))
+            from_start = file.read(needed, dtype="float32", always_2d=True)
+            file.seek(0)
+            around = file.read(min(before, needed - len(from_start)), dtype="float32", always_2d=True)
+            noise = to_mono_16khz(np.concatenate([from_start, around]), file.samplerate)
     except (OSError, RuntimeError) as error:
-        raise ConfigError(f"{disturbance.noise} must be a sound file: {error}") from error
-    if not np.isfinite(noise).all():
-        raise ConfigError(f"{disturbance.noise} must hold finite samples, but does not")
+        raise ConfigError(f"{path} must be a sound file: {error}") from error
+    if not len(noise) or not np.isfinite(noise).all():
+        raise ConfigError(f"{path} must hold finite samples, at least one, but does not")
     return noise
 
 
@@ -146,18 +146,19 @@ def read_sounds(disturbance: Disturbance, duration_s: float, broken: set[Path]) 
         broken: files that cannot be used are added; the log names each once, and signals are left without it.
     """
 
-    def usable(path: Path | None, read: Callable[[], Signal], instead: Signal) -> Signal:
+    def usable(path: Path | None, read: Callable[[Path], Signal], instead: Signal) -> Signal:
         if path is None or path in broken:
             return instead
         try:
-            return read()
+            return read(path)
         except ConfigError as error:
             broken.add(path)
             logger.warning("%s; going on without it", error)
         return instead
 
-    room = usable(disturbance.room, partial(read_room, disturbance.room), read_room(None))
-    noise = usable(disturbance.noise, partial(read_noise, disturbance, duration_s), read_noise(UNDISTURBED, duration_s))
+    room = usable(disturbance.room, read_room, NO_ROOM)
+    read_its_noise = partial(read_noise, start=disturbance.noise_start, duration_s=duration_s)
+    noise = usable(disturbance.noise, read_its_noise, NO_NOISE)
     return room, noise
 
 
