@@ -2,6 +2,7 @@ import dataclasses
 import logging
 import re
 import shutil
+import time
 from pathlib import Path
 
 import numpy as np
@@ -68,18 +69,40 @@ def test_an_evaluation_that_fails_costs_no_training_and_is_made_up_for(tiny_conf
     assert [record["step"] for record in records if "dev_wer" in record] == [3]
 
 
-def test_a_kill_during_an_evaluation_costs_no_training(tiny_config, changed, tmp_path, monkeypatch):
+@pytest.fixture
+def killed(tiny_config, tmp_path, monkeypatch):
+    """The folder of a run that was killed during its first evaluation."""
+
     def kill(*_):
         raise KeyboardInterrupt  # nothing else runs after it than after a kill
 
-    config = changed(tiny_config, loop={"steps": 3})
     with monkeypatch.context() as killing:
         killing.setattr("carnelian_training.loop.recognition.evaluate", kill)
         with pytest.raises(KeyboardInterrupt):
-            train(config, tmp_path)
+            train(tiny_config, tmp_path)
     assert [path.name for path in tmp_path.glob("*.pt")] == ["tiny-00000003.pt"]
-    train(config, tmp_path)  # begins with that evaluation
-    assert checkpoint.load(tmp_path / "tiny.pt")[1]["results"]["step"] == 3
+    return tmp_path
+
+
+def test_a_kill_during_an_evaluation_costs_no_training(tiny_config, changed, killed):
+    train(changed(tiny_config, loop={"steps": 3}), killed)  # begins with that evaluation
+    assert checkpoint.load(killed / "tiny.pt")[1]["results"]["step"] == 3
+
+
+def test_throughput_leaves_out_an_evaluation_that_is_made_up_for(tiny_config, killed, monkeypatch):
+    clock = time.perf_counter
+    hours: list[int] = []
+
+    def evaluate_for_an_hour(*arguments):
+        hours.append(1)
+        return evaluate(*arguments)
+
+    monkeypatch.setattr("carnelian_training.loop.recognition.evaluate", evaluate_for_an_hour)
+    monkeypatch.setattr(time, "perf_counter", lambda: clock() + 3600 * sum(hours))
+    train(tiny_config, killed)
+    assert len(hours) == 2
+    rates = [record["audio_s_per_s"] for record in read_metrics(killed / "metrics.jsonl") if "loss" in record]
+    assert min(rates) > tiny_config.data.batch_s / 3600
 
 
 def test_a_checkpoint_knows_the_evaluation_after_its_step(tiny_config, tmp_path):

@@ -82,7 +82,8 @@ def train(config: RunConfig, directory: Path, source: Path | None = None) -> Non
             write_config(config, directory, source)
         report = Report(directory, config, state.step, state.evaluated_step, enabled=process.leads)
         if is_due:
-            evaluate_and_keep_best(state, task, config, directory, report)
+            with report.paused():
+                evaluate_and_keep_best(state, task, config, directory, report)
             write_checkpoint(state, config, directory)
         stop = False
         for share in task.shares(state) if state.step < config.loop.steps else ():
