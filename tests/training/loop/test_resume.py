@@ -137,6 +137,17 @@ def test_the_best_on_other_dev_clips_is_no_bar(state, config, changed, tmp_path,
         assert later.best_error == best
 
 
+def test_a_run_without_its_dev_clips_forgets_its_best(state, config, changed, caplog):
+    """The last weights take the place of the best ones, so that the first evaluation after them counts again."""
+    Recognition(config).prepare(state)
+    state.best_error = 0.1
+    Recognition(changed(config, data={"dev": None})).prepare(state)
+    assert "`data.dev` is null: tiny.pt will be the last weights" in caplog.text
+    Recognition(config).prepare(state)
+    assert state.best_error == math.inf
+    assert "chosen anew" not in caplog.text
+
+
 def test_a_start_that_is_given_too_late_is_said_to_change_nothing(state, config, changed, tmp_path, caplog, write_at):
     write_at(state, config, tmp_path, 1)
     late = changed(config, init={"checkpoint": tmp_path / "better.pt"})

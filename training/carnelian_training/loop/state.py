@@ -128,10 +128,11 @@ class State:
     def rate_by(self, digest: str | None, change: str) -> None:
         """Set the digest of the evaluation data; if it has changed, forget the best error, which no longer compares.
 
-        `digest` is None without evaluation. `change` says in the log what has changed.
+        `digest` is None without evaluation, when no weights are chosen. `change` says in the log what has changed.
         """
         if self.rated_by is not None and digest != self.rated_by:
-            logger.warning("%s: the best weights are chosen anew", change)
+            if digest is not None:
+                logger.warning("%s: the best weights are chosen anew", change)
             self.best_error = math.inf
         self.rated_by = digest
 
