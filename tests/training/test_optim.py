@@ -50,6 +50,12 @@ def test_another_batch_scales_the_rate_by_the_square_root(rates, tiny_config):
     assert rates(50, lr_batch_s=tiny_config.data.batch_s / 4, hold_steps=100) == pytest.approx([0.2])
 
 
+@pytest.mark.parametrize("schedule", ["cosine", "linear", "exponential"])
+def test_the_rate_of_a_small_batch_never_rises_after_its_warm_up(rates, tiny_config, schedule):
+    found = rates(10, 70, 130, lr_batch_s=tiny_config.data.batch_s * 400, schedule=schedule)
+    assert found == pytest.approx([0.005] * 3)  # a twentieth of `lr`, half of `min_lr`
+
+
 def test_novograd_follows_the_papers_algorithm():
     parameter = nn.Parameter(torch.tensor([3.0, -4.0]))
     optimizer = NovoGrad([parameter], lr=0.1, betas=(0.9, 0.25), weight_decay=0.5, eps=0.0)

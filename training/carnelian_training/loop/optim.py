@@ -107,19 +107,20 @@ def learning_rate(config: RunConfig, step: int) -> float:
     peak = optimizer.lr
     if optimizer.lr_batch_s is not None and isinstance(config, Config):
         peak *= math.sqrt(config.data.batch_s / optimizer.lr_batch_s)
+    floor = min(optimizer.min_lr, peak)  # the scaled rate may be below `min_lr`
     if step < optimizer.warmup_steps:
         share = (step + 1) / optimizer.warmup_steps
         return peak * (optimizer.start_share + (1 - optimizer.start_share) * share)
     start = optimizer.warmup_steps + optimizer.hold_steps
     decaying = max(0, step - start)
     if optimizer.schedule == "exponential":
-        return max(optimizer.min_lr, peak * math.pow(optimizer.decay, decaying / optimizer.decay_steps))
+        return max(floor, peak * math.pow(optimizer.decay, decaying / optimizer.decay_steps))
     progress = min(1.0, decaying / max(1, config.loop.steps - start))
     if optimizer.schedule == "tri_stage":
         return peak * math.pow(optimizer.final_share, progress)
     if optimizer.schedule == "linear":
-        return optimizer.min_lr + (peak - optimizer.min_lr) * (1 - progress)
-    return optimizer.min_lr + (peak - optimizer.min_lr) * 0.5 * (1 + math.cos(math.pi * progress))
+        return floor + (peak - floor) * (1 - progress)
+    return floor + (peak - floor) * 0.5 * (1 + math.cos(math.pi * progress))
 
 
 def clip_gradients(model: nn.Module, max_norm: float | None, correction: float) -> Tensor:
