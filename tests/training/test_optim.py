@@ -109,6 +109,12 @@ def test_all_tensors_at_once_equal_one_after_the_other(tiny_config, beta2):
         torch.testing.assert_close(together, apart, atol=1e-6, rtol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["adamw", "muon", "novograd"])
+def test_every_optimizer_has_its_eps(tiny_config, changed, name):
+    config = changed(tiny_config, optimizer={"name": name, "eps": 0.5})
+    assert {group["eps"] for group in build_optimizer(config, build_model(config), CPU).param_groups} == {0.5}
+
+
 def test_adamw_does_not_decay_norms_and_biases(tiny_config, changed):
     config = changed(tiny_config, optimizer={"weight_decay": 0.3})
     model = build_model(config)

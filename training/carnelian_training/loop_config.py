@@ -21,8 +21,7 @@ class OptimizerConfig:
     not scaled. None: no scaling."""
     betas: tuple[float, float] = (0.95, 0.0)
     eps: float = 1e-8
-    """The term of AdamW that avoids division by zero; Muon uses it, like `betas`, for parameters other than
-    matrices."""
+    """The term that avoids division by zero; Muon uses it, like `betas`, for parameters other than matrices."""
     weight_decay: float = 1e-3
     warmup_steps: int = 1000
     hold_steps: int = 0

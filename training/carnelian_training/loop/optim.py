@@ -79,7 +79,7 @@ def build_optimizer(config: RunConfig, model: nn.Module, process: Process) -> Op
         for (scale, decays, orthogonal), p in ordered
     ]
     if optimizer.name == "novograd":
-        return NovoGrad(parameters, optimizer.lr, optimizer.betas, optimizer.weight_decay)
+        return NovoGrad(parameters, optimizer.lr, optimizer.betas, optimizer.weight_decay, optimizer.eps)
     if optimizer.name == "muon":
         # Float32 with fp16: sums of squares overflow float16, and GPUs that need fp16 have no fast bfloat16.
         dtype = torch.bfloat16 if config.loop.precision == "bf16" else torch.float32
