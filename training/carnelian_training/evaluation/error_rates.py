@@ -40,7 +40,8 @@ class Mistakes:
     insertions: list[tuple[str, int]]
     """Words only in transcripts, with their counts."""
     worst: list[tuple[float, Clip, str]]
-    """Word error rate, clip and transcript of the clips with errors, the worst first."""
+    """Word error rate (infinite if only the transcript has words), clip and transcript of the clips with errors, the
+    worst first."""
 
 
 @dataclass(frozen=True)
@@ -83,9 +84,13 @@ class Evaluation:
         substitutions: Counter[tuple[str, str]] = Counter()
         deletions: Counter[str] = Counter()
         insertions: Counter[str] = Counter()
+        rated: list[tuple[float, Clip, str]] = []
         references = single_spaced(clip.text for clip in self.clips)
         aligned = jiwer.process_words(references, single_spaced(self.transcripts))
-        for said, heard, chunks in zip(aligned.references, aligned.hypotheses, aligned.alignments, strict=True):
+        for pair, said, heard, chunks in zip(
+            self._pairs(), aligned.references, aligned.hypotheses, aligned.alignments, strict=True
+        ):
+            errors = 0
             for chunk in chunks:
                 words = said[chunk.ref_start_idx : chunk.ref_end_idx], heard[chunk.hyp_start_idx : chunk.hyp_end_idx]
                 if chunk.type == "substitute":
@@ -94,19 +99,13 @@ class Evaluation:
                     deletions.update(words[0])
                 elif chunk.type == "insert":
                     insertions.update(words[1])
-        rated = [(wer, *pair) for wer, pair in zip(self.clip_wers(), self._pairs(), strict=True) if wer > 0]
+                errors += 0 if chunk.type == "equal" else max(map(len, words))
+            if errors:
+                rated.append((errors / len(said) if said else math.inf, *pair))
         worst = sorted(rated, key=lambda row: row[0], reverse=True)[:most]
         return Mistakes(
             substitutions.most_common(most), deletions.most_common(most), insertions.most_common(most), worst
         )
-
-    def clip_wers(self) -> list[float]:
-        """Return the word error rate of each clip; infinite if only the transcript has words."""
-        rates = []
-        for clip, transcript in self._pairs():
-            errors, said = count_errors(clip.text, transcript), len(clip.text.split())
-            rates.append(errors / said if said else float("inf") if errors else 0.0)
-        return rates
 
     def write(self, path: Path) -> None:
         """Write the manifest's JSON lines with the transcript as `pred_text`, and `error` if a clip failed."""
