@@ -80,6 +80,14 @@ def test_two_processes_hear_every_clip_once(tmp_path, run_evaluate, second_proce
     assert (tmp_path / "two.jsonl").read_text() == (tmp_path / "one.jsonl").read_text()
 
 
+@pytest.mark.parametrize("arguments", [("--table", DEMO, CLIPS), ("--url", "localhost:1", CLIPS)])
+def test_what_processes_do_not_share_runs_in_one(run_evaluate, monkeypatch, arguments):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    status, printed, err = run_evaluate(*arguments)
+    assert (status, printed) == (2, "")
+    assert "must run in one process, not in 2" in " ".join(err.replace("│", " ").split())
+
+
 def test_mistakes_are_aligned_and_counted(heard):
     rates = heard.error_rates()
     assert (rates.words, rates.substitutions, rates.deletions, rates.insertions) == (7, 1, 1, 2)

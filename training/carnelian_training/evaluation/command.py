@@ -1,6 +1,7 @@
 """The commands of `carnelian-train` that run a recogniser: `evaluate` and `transcribe`."""
 
 import logging
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -57,8 +58,8 @@ def evaluate(
 ) -> None:
     """Print WER and CER on a manifest, by source where the manifest names sources.
 
-    `torchrun` divides the clips among processes. A clip that the server refuses is named, counts as an empty
-    transcript, and makes the exit status 1.
+    `torchrun` divides the clips among processes, except with --table and --url. A clip that the server refuses is
+    named, counts as an empty transcript, and makes the exit status 1.
     """
     from carnelian_training.replacement import check_apart
 
@@ -68,6 +69,8 @@ def evaluate(
         raise typer.BadParameter("--model must come with --url: it is the name of a served model")
     if model == "":
         raise typer.BadParameter("--model must be the name of a served model, but is empty")
+    if (table or url) and (processes := int(os.environ.get("WORLD_SIZE", 1))) > 1:
+        raise typer.BadParameter(f"--table and --url must run in one process, not in {processes}: leave out `torchrun`")
     has_spaces = True  # a server does not say its labels
     if out is not None:
         check_apart(out, *paths, language_model, neural_language_model, lm_weights)
