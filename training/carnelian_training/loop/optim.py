@@ -97,8 +97,7 @@ def _matrices(config: RunConfig, model: nn.Module) -> set[str]:
         for name, layer in model.named_modules()
         if isinstance(layer, (nn.Linear, nn.Conv1d, nn.Conv2d)) and layer.weight.shape[1] > 1
     }
-    named = {name for name, _ in model.named_parameters()}
-    return {name for name in layers & named if config.model.stage_of(name) < config.model.num_stages}
+    return {name for name in layers if config.model.stage_of(name) < config.model.num_stages}
 
 
 def learning_rate(config: RunConfig, step: int) -> float:

@@ -56,12 +56,11 @@ class StackNetwork(CtcNetwork):
 
         The returned lengths are ``ceil(lengths / config.stride)``, even if that is more than frames'.
         """
-        mask = Mask.from_lengths(lengths, features.shape[2])
         # Not -(-a // b): ONNX rounds the quotients of negative integers towards zero.
         log_prob_frames = (features.shape[2] + self.config.stride - 1) // self.config.stride
         if self.training and features.device.type == "cpu" and len(features) < FOLD:
             features = F.pad(features, (0, -features.shape[2] % (FOLD * self.config.body_stride)))
-            mask = Mask.from_lengths(lengths, features.shape[2])
+        mask = Mask.from_lengths(lengths, features.shape[2])
         log_probs = self.score(features, mask)[:, :log_prob_frames]
         return log_probs, strided(lengths, self.config.stride)
 
