@@ -62,9 +62,9 @@ def read_frame(data: bytes, start: int) -> Frame | None:
     return Frame(bits // (8 * rate_hz) + padding, num_samples, rate_hz)
 
 
-def has_audio(data: bytes, start: int, enough_s: float) -> bool:
-    """Whether there are so many seconds of frames from `start` on, whatever else is between and behind them."""
-    seconds, position = 0.0, start
+def has_audio(data: bytes, enough_s: float) -> bool:
+    """Whether there are so many seconds of frames, whatever else is before, between and behind them."""
+    seconds, position = 0.0, 0
     while (sync := _SYNC.search(data, position)) is not None:
         frames = list(_frames(data, sync.start()))
         if len(frames) < _LEAST_FRAMES:
@@ -181,4 +181,4 @@ def in_memory(data: bytes) -> io.BufferedIOBase:
 
 def goes_on(file: io.BufferedIOBase) -> bool:
     """Return whether there is more MPEG audio after the frames that were read."""
-    return has_audio(file.read(), 0, _LEAST_LEFT_S)
+    return has_audio(file.read(), _LEAST_LEFT_S)
