@@ -12,7 +12,7 @@ from carnelian_training.config_tree import config_to_dict
 from carnelian_training.distributed import joined
 from carnelian_training.loop.metrics import read_metrics
 from carnelian_training.loop.run_checkpoints import checkpoints
-from carnelian_training.loop_config import OptimizerConfig
+from carnelian_training.loop_config import FreezeConfig, OptimizerConfig
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
 SCRIPT = Path(__file__).parent / "run_steps.py"
@@ -27,6 +27,7 @@ def variants(without_dropout, changed, tmp_path):
     novograd = OptimizerConfig(name="novograd", lr=0.005, warmup_steps=1)
     muon = OptimizerConfig(name="muon", lr=0.05, betas=(0.9, 0.98), warmup_steps=1)
     config = dataclasses.replace(changed(without_dropout, data={"batch_s": 11}), optimizer=novograd)
+    thawing = {"checkpoint": tmp_path / "any.pt", "freeze": (FreezeConfig(stages="body", until_step=4),)}
     frozen = changed(config, loop={"batch_statistics": "frozen"})
     found = {
         "shared": changed(config, loop={"batch_statistics": "shared"}),
@@ -34,6 +35,7 @@ def variants(without_dropout, changed, tmp_path):
         "process": config,
         "muon": dataclasses.replace(frozen, optimizer=muon),
         "parts": changed(frozen, data={"device_batch_s": 5}),
+        "thawing": changed(config, loop={"batch_statistics": "shared"}, init=thawing),
         "single": changed(config, data={"batch_s": 1}, optimizer={"ema": 0.9}),
     }
     paths = {}
@@ -49,7 +51,7 @@ def test_two_processes_equal_one(variants, run_steps):
     assert done.returncode == 0, done.stderr
     two = dict(zip(variants, map(json.loads, done.stdout.splitlines()), strict=True))
     one = dict(zip(variants, run_steps(10, variants.values()), strict=True))
-    for name in ("shared", "frozen", "parts", "single"):
+    for name in ("shared", "frozen", "parts", "thawing", "single"):
         assert two[name]["losses"] == pytest.approx(one[name]["losses"], abs=TOLERANCE), name
     # Muon's AdamW may make a step out of rounding; processes that do not share their matrices are 0.1 apart.
     assert two["muon"]["losses"] == pytest.approx(one["muon"]["losses"], abs=1e-3)
@@ -62,8 +64,9 @@ def test_two_processes_equal_one(variants, run_steps):
     assert of_first == of_second
     assert one["parts"]["parts"] > 15 > one["frozen"]["parts"] == 10
     assert one["parts"]["losses"] == pytest.approx(one["frozen"]["losses"], abs=TOLERANCE)
-    # The comparison means something: with statistics of their own, processes see another loss.
+    # The comparisons mean something: with statistics of their own, or a body that learns, there is another loss.
     assert two["process"]["losses"] != pytest.approx(one["process"]["losses"], abs=1e-3)
+    assert two["thawing"]["losses"] != pytest.approx(two["shared"]["losses"], abs=1e-3)
 
 
 def test_a_killed_process_restarts_all_from_the_last_checkpoint(
