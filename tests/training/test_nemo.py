@@ -1,5 +1,6 @@
 """`.nemo` files against what NeMo itself says; references/nemo_models.py made the files."""
 
+import gc
 import io
 import tarfile
 from pathlib import Path
@@ -386,6 +387,18 @@ def test_checkpoints_of_nemos_training_are_read(tmp_path):
     torch.save(content | {"hyper_parameters": None}, tmp_path / "bare.ckpt")
     with pytest.raises(CheckpointError, match=r"bare\.ckpt must hold NeMo's configuration in `hyper_parameters`"):
         sources.read(tmp_path / "bare.ckpt")
+
+
+def test_the_first_reading_of_a_foreign_checkpoint_is_let_go_before_the_second(tmp_path, monkeypatch):
+    """Both at once need twice the memory; even a failed reading holds its tensors as long as its error lives."""
+    size = 12_347
+    torch.save({"state_dict": {"a": torch.zeros(size)}, "hyper_parameters": DictConfig({})}, tmp_path / "last.ckpt")
+
+    def count(*_):
+        return sum(type(item) is torch.Tensor and item.numel() == size for item in gc.get_objects())
+
+    monkeypatch.setattr(sources, "_load_foreign", count)
+    assert sources.load_model(tmp_path / "last.ckpt") == 0
 
 
 class Foreign:

@@ -120,15 +120,15 @@ def load_model(path: Path, name: str | None = None) -> tuple[Config, CtcNetwork]
     Raises:
         CheckpointError: see :func:`read` and :func:`carnelian_training.checkpoint.load_model`.
     """
-    if path.suffix != ".nemo" and not path.is_dir():
-        try:
-            return checkpoint.load_model(path)
-        except checkpoint.ForeignCheckpointError as error:
-            error.with_traceback(None)  # which holds all that was read
-            with suppress(unpickling.NotForeignError):
-                return _load_foreign(path, name)
-            raise
-    return _load_foreign(path, name)
+    if path.suffix == ".nemo" or path.is_dir():
+        return _load_foreign(path, name)
+    try:
+        return checkpoint.load_model(path)
+    except checkpoint.ForeignCheckpointError as error:
+        refused = checkpoint.ForeignCheckpointError(*error.args)  # without the causes, which hold all that was read
+    with suppress(unpickling.NotForeignError):
+        return _load_foreign(path, name)
+    raise refused
 
 
 def _load_foreign(path: Path, name: str | None) -> tuple[Config, CtcNetwork]:
