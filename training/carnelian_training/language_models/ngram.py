@@ -91,6 +91,8 @@ def build_ngram(
         with replaced(target) as partial:
             _run([tools["build_binary"], "-q", 8, "-b", 8, "-a", 22, "trie", arpa, partial], "")
             said = _run([tools["query"], "-v", "summary", partial], _lines(text.held_out))
+            perplexity = float(_find(r"Perplexity including OOVs:\s*(\S+)", said))
+            num_unknown = int(_find(r"OOVs:\s*(\d+)\s*$", said))
             num_known = len(read_ngrams(partial)[1])  # fewer than `known` if single words are pruned
     num_words = sum(len(sentence.split()) for sentence in text.held_out)
     report = NgramReport(
@@ -105,8 +107,8 @@ def build_ngram(
         refused=text.refused,
         excluded=text.excluded,
         held_out_sentences=len(text.held_out),
-        perplexity=round(float(_find(r"Perplexity including OOVs:\s*(\S+)", said)), 2),
-        unknown_share=round(int(_find(r"OOVs:\s*(\d+)\s*$", said)) / max(num_words, 1), 4),
+        perplexity=round(perplexity, 2),
+        unknown_share=round(num_unknown / max(num_words, 1), 4),
         bytes=target.stat().st_size,
     )
     write_text(target.with_suffix(".json"), json.dumps(asdict(report), indent=2, ensure_ascii=False) + "\n")
