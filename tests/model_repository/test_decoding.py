@@ -50,6 +50,11 @@ def test_served_is_offline(sdk, options):
     assert served == list(offline.transcripts)
 
 
+@pytest.mark.parametrize("seconds", [1, 3, 20])
+def test_nothing_is_read_greedily_from_digital_silence(sdk, seconds):
+    assert sdk.transcribe((np.zeros(16_000 * seconds, np.float32), 16_000)).text == ""
+
+
 def test_requests_with_different_options_share_a_batch(batch_sizes_of, sdk, clip):
     alone = [sdk.transcribe(clip, **options).raw for options in OPTIONS]
     answers = {}

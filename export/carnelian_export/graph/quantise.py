@@ -85,7 +85,7 @@ def read_features(manifest: Path, config: Config) -> Int8Clips:
         for start in {0, step // 2}  # of few clips, both uses have the same ones
     }
     features, others = read[0], read[step // 2]
-    # Features are normalised: each band of a clip has variance 1, except bands that are constant, as in silence.
+    # Features are normalised: each band of a clip has variance 1, except bands of which nothing is heard.
     audible = [clip for clip in features if clip.std() > 0.5]
     heard = sum(clip.shape[1] for clip in audible) * config.features.hop_samples / SAMPLE_RATE_HZ
     if heard < LEAST_S:
