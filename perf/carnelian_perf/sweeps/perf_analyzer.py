@@ -61,7 +61,7 @@ class Report:
     delayed_percent: float
     """Percentage of an open loop's requests that were sent late, because perf_analyzer did not keep up."""
     requests: int | None = None
-    """Number of requests that were timed; None if unstable or in older files."""
+    """Number of requests that were timed; None if unstable."""
 
     def __post_init__(self) -> None:
         """Refuse a stable report that lacks latencies or throughput."""

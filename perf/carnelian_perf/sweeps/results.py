@@ -2,13 +2,12 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from carnelian_perf import raw_file
 from carnelian_perf.raw_file import RawFile, RawFileError, Speech
-from carnelian_perf.sweeps import perf_analyzer
 from carnelian_perf.sweeps.grid import Cell, Grid
 from carnelian_perf.sweeps.perf_analyzer import Report
 
@@ -47,7 +46,7 @@ class Result(RawFile):
     """Cores that other processes kept busy just before the run."""
     batches: dict[str, dict[int, int]]
     """Stage -> batch size -> number of executions, perf_analyzer's warm-up included."""
-    one_server: bool = True
+    one_server: bool
     """False if several servers answer at one address. Then counts are left out, because each server has its own."""
     cpu_ms_per_clip: float | None
     """CPU milliseconds of the whole server per clip, all cores together; None if the server was not started here."""
@@ -119,10 +118,6 @@ def read_result(folder: Path) -> Result:
     result = Result.read(path)
     if result.cell.name != folder.name:
         raise RawFileError(f"{path} must be of the cell that its folder is named after, but is of {result.cell.name}")
-    words = folder / perf_analyzer.WORDS
-    if result.report and result.report.requests is None and words.is_file():
-        said = words.read_text(encoding="utf-8", errors="replace")
-        return replace(result, report=replace(result.report, requests=perf_analyzer.find_requests(said)))
     return result
 
 

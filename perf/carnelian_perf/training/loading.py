@@ -54,8 +54,8 @@ class Measurement(Record):
     """The configuration's augmentation, which is a part of reading."""
     batch_s: float
     """Largest number of seconds of audio in a batch."""
-    precision: str = "fp32"
-    """The configuration's `loop.precision`, in which steps are taken; raw files without it are of float32 steps."""
+    precision: str
+    """The configuration's `loop.precision`, in which steps are taken."""
     loading: Loading
     training: Training
 

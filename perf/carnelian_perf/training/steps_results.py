@@ -81,7 +81,7 @@ class Measurement(Record):
     """The raw file of `carnelian-perf training`."""
 
     subject: Literal["training"] = "training"
-    objective: str = "transcription"
+    objective: str
     """What the steps train: `transcription` or `pre-training`."""
     others_busy_cores: float
     """Cores that other processes kept busy before the first step."""

@@ -107,6 +107,7 @@ def _make_result(cell: Cell, avg_ms: float | None = None, reason: str | None = N
         speech=Speech(manifest="manifest.jsonl", format="flac", clips=16),
         others_busy_cores=0.1,
         batches={"acoustic": {cell.batch: 10}},
+        one_server=True,
         cpu_ms_per_clip=7.5,
     )
 
