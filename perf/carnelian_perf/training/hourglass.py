@@ -42,7 +42,7 @@ def measure(config: Config, factors: list[int], work: Work) -> Iterator[Measurem
         )
     forms = [Form(factor) for factor in (1, *factors)]
     device = find_device()
-    origin = describe_origin()
+    origin = describe_origin(name_gpu(device.type))
     with torch_threads(work.threads):
         takers: list[_Taker] = []
         for form in forms:
@@ -56,7 +56,6 @@ def measure(config: Config, factors: list[int], work: Work) -> Iterator[Measurem
                 model=config.name,
                 **origin,
                 others_busy_cores=measure_busy_cores(),
-                accelerator=name_gpu(device.type),
                 precision=config.loop.precision,
                 objective="pre-training" if config.pretraining is not None else "fine-tuning",
                 work=work,

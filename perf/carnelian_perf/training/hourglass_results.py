@@ -38,8 +38,6 @@ class Measurement(Record):
     subject: Literal["hourglass"] = "hourglass"
     others_busy_cores: float
     """Cores that other processes kept busy at the end of the measurement."""
-    accelerator: str
-    """The GPU that took the steps, or `none`."""
     precision: str
     objective: str
     """What the steps are part of: `pre-training` or `fine-tuning`."""
@@ -49,8 +47,8 @@ class Measurement(Record):
 
 def render_page(measurement: Measurement, raw_name: str) -> str:
     """The Markdown page: a row for each form, with the published numbers beside it."""
-    on_gpu = measurement.accelerator != "none"
-    work, machine, forms = measurement.work, measurement.machine, measurement.forms
+    on_gpu = measurement.machine["accelerator"] != "none"
+    work, forms = measurement.work, measurement.forms
     medians = [statistics.median(form.wall_s if on_gpu else form.cpu_s) for form in forms]
     audio_s = work.batch * work.duration_s
     rows, published = [], read_hourglass()
@@ -71,8 +69,8 @@ def render_page(measurement: Measurement, raw_name: str) -> str:
         "A100 80 GB, bf16, memory as the GPU shows it.\n",
     ]
     notes = [
-        f"Machine: {machine['cpu']}, accelerator: {measurement.accelerator}. Other processes kept "
-        f"{measurement.others_busy_cores:g} cores busy at the end.",
+        f"Machine: {measurement.say_machine()}. Other processes kept {measurement.others_busy_cores:g} cores busy at "
+        "the end.",
         *measurement.say_sources(raw_name),
     ]
     return page(f"Hourglass: steps of {measurement.model}, {measurement.objective}", measurement, parts, notes)

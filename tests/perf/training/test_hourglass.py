@@ -4,9 +4,11 @@ import json
 
 import pytest
 from carnelian_perf.cli import main
+from carnelian_perf.machine import name_gpu
 from carnelian_perf.training.hourglass import hourglass_of, measure
 from carnelian_perf.training.hourglass_results import Measurement, Work, render_page
 from carnelian_training.config import config_from_dict
+from carnelian_training.distributed import find_device
 from carnelian_training.loop.train import optimise
 from carnelian_training.models.wav2vec2 import Wav2Vec2Config
 
@@ -26,6 +28,7 @@ def test_the_table_sets_each_factor_beside_the_plain_transformer(tmp_path):
     assert forms[0].kept_bytes > forms[1].kept_bytes > forms[2].kept_bytes > forms[3].kept_bytes > 0
     measurement = Measurement.read(tmp_path / "tiny_hourglass.json")
     assert measurement.objective == "pre-training"
+    assert measurement.machine["accelerator"] == name_gpu(find_device().type)
     table = render_page(measurement, "tiny_hourglass.json")
     assert [line.split(" |")[0] for line in table.splitlines()[4:8]] == [
         *("| plain", "| factor 2", "| factor 4", "| factor 8")
