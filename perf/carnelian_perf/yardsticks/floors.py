@@ -20,7 +20,6 @@ from carnelian_training.precision import DTYPES, allow_tf32
 from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.flop_counter import FlopCounterMode
 
 TRIED_S = 0.3
 """Seconds for which a kernel is repeated to find its best time."""
@@ -38,9 +37,41 @@ def find_floor(config: Config, duration_s: float, batch: int, precision: str) ->
     Returns:
         `gflop` and `gbyte`.
     """
-    operations = elements = 0
     frozen = frozen_stages(config, 0)
     network = _build_without_memory(config)
+    operations, elements = _count_work(
+        network, config, duration_s, lambda name: 1 if config.model.stage_of(f"{name}.weight") in frozen else 3
+    )
+    weights = sum(parameter.numel() for parameter in network.parameters())
+    return {
+        "gflop": batch * operations / 1e9,
+        "gbyte": (batch * elements * DTYPES[precision].itemsize + 8 * weights * 4) / 1e9,
+    }
+
+
+def count_operations(config: Config, duration_s: float) -> int:
+    """Count the operations of :func:`find_floor` in the forward pass of one clip."""
+    return _count_work(_build_without_memory(config), config, duration_s, lambda name: 1)[0]
+
+
+def count_frames(config: Config, duration_s: float) -> int:
+    """Count the frames that go into the network, or the samples if it takes a waveform."""
+    return round(duration_s * SAMPLE_RATE_HZ / config.features.hop_samples)
+
+
+def _build_without_memory(config: Config) -> CtcNetwork:
+    with torch.device("meta"):
+        return build_model(replace(config, pretraining=None)).eval()
+
+
+def _count_work(
+    network: CtcNetwork, config: Config, duration_s: float, passes_of: Callable[[str], int]
+) -> tuple[int, int]:
+    """Count the operations on one clip, and the elements that are read and written, weights left out.
+
+    `passes_of` tells of a module's name how many times its forward pass counts.
+    """
+    operations = elements = 0
 
     def count(
         passes: int, module: nn.Module, inputs: tuple[Tensor, ...], result: Tensor | tuple[Tensor, Tensor]
@@ -56,39 +87,10 @@ def find_floor(config: Config, duration_s: float, batch: int, precision: str) ->
 
     for name, module in network.named_modules():
         if isinstance(module, (nn.Conv2d, nn.Linear, ConvLayer, PositionalConv, Attention)):
-            passes = 1 if config.model.stage_of(f"{name}.weight") in frozen else 3
-            module.register_forward_hook(partial(count, passes))
-    _go_forward(network, config, duration_s)
-    weights = sum(parameter.numel() for parameter in network.parameters())
-    return {
-        "gflop": batch * operations / 1e9,
-        "gbyte": (batch * elements * DTYPES[precision].itemsize + 8 * weights * 4) / 1e9,
-    }
-
-
-def count_operations(config: Config, duration_s: float) -> int:
-    """Count the operations of a network's convolutions and matrix products in the forward pass of one clip.
-
-    A multiplication and an addition are two operations.
-    """
-    with FlopCounterMode(display=False) as counter:
-        _go_forward(_build_without_memory(config), config, duration_s)
-    return int(counter.get_total_flops())
-
-
-def count_frames(config: Config, duration_s: float) -> int:
-    """Count the frames that go into the network, or the samples if it takes a waveform."""
-    return round(duration_s * SAMPLE_RATE_HZ / config.features.hop_samples)
-
-
-def _build_without_memory(config: Config) -> CtcNetwork:
-    with torch.device("meta"):
-        return build_model(replace(config, pretraining=None)).eval()
-
-
-def _go_forward(network: CtcNetwork, config: Config, duration_s: float) -> None:
+            module.register_forward_hook(partial(count, passes_of(name)))
     features = torch.empty(1, network.config.feature_channels, count_frames(config, duration_s), device="meta")
     network(features, torch.empty(1, dtype=torch.int64, device="meta"))
+    return operations, elements
 
 
 def measure_peak(precision: str) -> float:

@@ -13,7 +13,7 @@ import torch
 from carnelian_perf.cli import main
 from carnelian_perf.training.steps import grid, take_steps, time_cells
 from carnelian_perf.training.steps_results import OURS, PLAIN, Cell, Measurement, Result, Work, ratios, render_page
-from carnelian_perf.yardsticks.floors import find_floor
+from carnelian_perf.yardsticks.floors import count_operations, find_floor
 from carnelian_perf.yardsticks.plain import PlainQuartzNet
 from carnelian_perf.yardsticks.published import read_throughput
 from carnelian_training.config import config_from_dict
@@ -182,6 +182,7 @@ def test_the_floor_counts_operations_and_bytes(precision, width):
     weights = 64 * 8 * 3 + 8 * labels + labels + 2 * 8
     floor = find_floor(config, 1.0, batch, precision)
     assert floor["gflop"] == pytest.approx(3 * batch * 2 * multiplications / 1e9)
+    assert count_operations(config, 1.0) == 2 * multiplications
     assert floor["gbyte"] == pytest.approx((3 * batch * moved * width + 8 * weights * 4) / 1e9)
 
 
@@ -197,6 +198,7 @@ def test_the_floor_of_wav2vec2_counts_attention_and_frozen_weights_once():
     attention = 4 * 249 * 249 * 8
     floor = find_floor(config, 1.0, 1, "fp32")
     assert floor["gflop"] == pytest.approx((extractor + 3 * (linear + attention)) / 1e9)
+    assert count_operations(config, 1.0) == extractor + linear + attention
 
 
 def test_rates_are_of_all_processes_by_the_median_step():
