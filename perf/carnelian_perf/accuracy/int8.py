@@ -24,7 +24,7 @@ from carnelian_training.evaluation.evaluate import build_decoder
 from carnelian_training.models.network import CtcNetwork
 
 from carnelian_perf.accuracy.pairs import compare
-from carnelian_perf.inference.engines import open_session
+from carnelian_perf.inference.engines import ON_CPU, open_session
 from carnelian_perf.raw_file import Record, describe_origin
 
 REPEATS = 5
@@ -93,7 +93,7 @@ def measure(config: Config, network: CtcNetwork, calibration: Path, manifest: Pa
         quantise(check_quantisable(network), read_features(calibration, config).calibration),
     )
     # One thread: the CPU clock of a process counts a pool's threads late, and also their spinning after the work.
-    sessions = [open_session(graph, "cpu", threads=1) for graph in graphs]
+    sessions = [open_session(graph, ON_CPU, threads=1) for graph in graphs]
     pairs = []
     # Read all clips before the first is timed: threads that read ahead would be counted for the form that runs.
     batches = list(load([[Item(clip)] for clip in clips], config.features, config.data.num_threads))

@@ -45,6 +45,7 @@ from carnelian_perf.yardsticks.plain import PlainQuartzNet
 Array = npt.NDArray[np.float32]
 Engine = Callable[[Array, npt.NDArray[np.int32]], Array]
 Forward = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+ON_CPU, ON_GPU = "CPUExecutionProvider", "CUDAExecutionProvider"
 ONNX_PRECISIONS = {"onnx": ("fp32", "fp16"), "onnx_conv1d": ("fp32",), "onnx_int8": ("fp32",)}
 
 
@@ -69,11 +70,11 @@ def build_engine(name: str, network: CtcNetwork, device: str, precision: str, th
     if name.startswith("onnx"):
         if precision not in ONNX_PRECISIONS[name]:
             raise EngineError(f"in ONNX Runtime this is measured in {' and '.join(ONNX_PRECISIONS[name])}")
-        _find_provider(device)  # before the export, which may take a minute
+        provider = _find_provider(device)  # before the export, which may take a minute
         if name == "onnx_conv1d":
-            return _run_padded(open_session(_export_plain(_make_plain(network)), device, threads))
+            return _run_padded(open_session(_export_plain(_make_plain(network)), provider, threads))
         graph = export_ragged(network, dtype) if name == "onnx" else _quantise(network)
-        run = _run_ragged(open_session(graph, device, threads), isinstance(network, Wav2Vec2))
+        run = _run_ragged(open_session(graph, provider, threads), isinstance(network, Wav2Vec2))
         return _in_parts(run) if device == "cpu" else run
     if name == "tensorrt":
         return _run_tensorrt(network, precision)
@@ -149,32 +150,32 @@ class _WithoutLengths(nn.Module):
         return log_probs
 
 
-def open_session(graph: onnx.ModelProto, device: str, threads: int) -> onnxruntime.InferenceSession:
+def open_session(graph: onnx.ModelProto, provider: str, threads: int) -> onnxruntime.InferenceSession:
     """Open a graph in ONNX Runtime, with the server's settings.
 
     Raises:
-        EngineError: ONNX Runtime does not run on the device.
+        EngineError: ONNX Runtime cannot load the provider.
     """
-    wanted = _find_provider(device)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     # The server has the same setting.
     options.enable_mem_pattern = False
     limit_spinning(options)
-    provider = (wanted, {"use_tf32": "0", "cudnn_conv_algo_search": "HEURISTIC"} if device == "cuda" else {})
-    if device == "cuda":
+    settings = {}
+    if provider == ON_GPU:
+        settings = {"use_tf32": "0", "cudnn_conv_algo_search": "HEURISTIC"}
         load_cuda()
     with tempfile.TemporaryDirectory() as scratch:  # ONNX Runtime loads a graph over 2 GiB only by path
         path = Path(scratch) / "model.onnx"
         save(graph, path)
-        session = onnxruntime.InferenceSession(str(path), options, providers=[provider])
-    if session.get_providers()[0] != wanted:  # its libraries are missing; ONNX Runtime goes on without it
-        raise EngineError(f"ONNX Runtime cannot load {wanted}; install the CUDA and cuDNN that its log asks for")
+        session = onnxruntime.InferenceSession(str(path), options, providers=[(provider, settings)])
+    if session.get_providers()[0] != provider:  # its libraries are missing; ONNX Runtime goes on without it
+        raise EngineError(f"ONNX Runtime cannot load {provider}; install the CUDA and cuDNN that its log asks for")
     return session
 
 
 def _find_provider(device: str) -> str:
-    wanted = "CUDAExecutionProvider" if device == "cuda" else "CPUExecutionProvider"
+    wanted = ON_GPU if device == "cuda" else ON_CPU
     if wanted not in onnxruntime.get_available_providers():
         raise EngineError(f"ONNX Runtime has no {wanted}; install onnxruntime-gpu in place of onnxruntime")
     return wanted
