@@ -1,9 +1,8 @@
 """The checkpoints in the folder of a run."""
 
 import dataclasses
-import json
 import time
-from contextlib import nullcontext
+from contextlib import suppress
 
 import pytest
 import torch
@@ -11,7 +10,7 @@ from carnelian_training import checkpoint
 from carnelian_training.config_errors import ConfigError
 from carnelian_training.loop.run_checkpoints import checkpoints, newest, resume
 from carnelian_training.loop.state import PARTS, new_state
-from carnelian_training.loop.train import train
+from carnelian_training.loop.train import evaluate_and_keep_best, train
 from carnelian_training.replacement import WriteError
 from carnelian_training.weight_files import CheckpointError
 
@@ -104,27 +103,32 @@ def test_best_weights_alone_are_not_overwritten(state, config, tmp_path, write_a
     (tmp_path / "tiny.pt").write_bytes(b"an import, or what is left of a run")
     with pytest.raises(ConfigError, match=r"tiny\.pt would be replaced, .* take another --out or another `name`"):
         newest(tmp_path, config)
-    every = config.loop.checkpoint_every_steps
-    for step, is_refused in ((every - 1, False), (every, True)):
-        checkpoint.save(tmp_path / "tiny.pt", config, state.model.state_dict(), results={"step": step})
-        with pytest.raises(ConfigError) if is_refused else nullcontext():
-            assert newest(tmp_path, config) is None  # killed before its first checkpoint
-    checkpoint.save(tmp_path / "tiny.pt", config, state.model.state_dict(), results={"step": every - 1})
-    (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": every, "loss": 1.0}))
-    assert newest(tmp_path, config) is None  # killed while it wrote its first checkpoint
-    for later in ({"step": every + 1, "loss": 1.0}, {"step": every, "dev_wer": 0.5}):
-        (tmp_path / "metrics.jsonl").write_text(json.dumps(later))
-        with pytest.raises(ConfigError, match="would be replaced"):  # the run went on, its first evaluation was best
-            newest(tmp_path, config)
     write_at(state, config, tmp_path, 1)
     assert newest(tmp_path, config) == tmp_path / "tiny-00000001.pt"
 
 
-@pytest.mark.parametrize("loop", [{"steps": 2}, {"steps": 3, "milestones": (2,)}])
-def test_the_best_weights_of_a_short_run_are_not_overwritten(config, changed, tmp_path, loop):
-    config = changed(config, loop={"checkpoint_every_steps": None, "evaluate_every_steps": 1000, **loop})
-    train(config, tmp_path)
+@pytest.mark.parametrize(
+    "loop",
+    [
+        {"steps": 2, "evaluate_every_steps": 1000},
+        {"steps": 3, "evaluate_every_steps": 1000, "milestones": (2,)},
+        {"steps": 100, "evaluate_every_steps": 1, "checkpoint_every_steps": 100},
+    ],
+    ids=["ended", "ended behind a milestone", "killed before its first planned checkpoint"],
+)
+def test_best_weights_that_a_run_left_are_not_overwritten(config, changed, tmp_path, monkeypatch, loop):
+    config = changed(config, loop={"checkpoint_every_steps": None, **loop})
+
+    def evaluate(state, *arguments):
+        if state.step == 3 and config.loop.steps == 100:
+            raise KeyboardInterrupt  # passed on as it is, so nothing is written as the run ends
+        evaluate_and_keep_best(state, *arguments)
+
+    monkeypatch.setattr("carnelian_training.loop.train.evaluate_and_keep_best", evaluate)
+    with suppress(KeyboardInterrupt):
+        train(config, tmp_path)
     best = (tmp_path / "tiny.pt").read_bytes()
+    assert checkpoints(tmp_path, config)
     for path in checkpoints(tmp_path, config):
         path.unlink()
     with pytest.raises(ConfigError, match=r"tiny\.pt would be replaced"):

@@ -40,14 +40,11 @@ def drop_after(path: Path, step: int, evaluated_step: int) -> None:
     if not path.exists():
         return
     kept = [
-        record for record in read_metrics(path) if record["step"] <= (evaluated_step if is_evaluation(record) else step)
+        record
+        for record in read_metrics(path)
+        if record["step"] <= (evaluated_step if any(name.startswith("dev_") for name in record) else step)
     ]
     write_text(path, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in kept))
-
-
-def is_evaluation(record: Mapping[str, Any]) -> bool:
-    """Return whether a record is of an evaluation; the others are of log lines."""
-    return any(name.startswith("dev_") for name in record)
 
 
 def error_of(record: Mapping[str, float]) -> float:

@@ -9,8 +9,7 @@ from pathlib import Path
 from carnelian_training import checkpoint
 from carnelian_training.config_errors import ConfigError
 from carnelian_training.config_tree import config_to_dict, flat
-from carnelian_training.loop.metrics import METRICS, is_evaluation, read_metrics
-from carnelian_training.loop.state import PARTS, State, checkpoint_every_steps
+from carnelian_training.loop.state import PARTS, State
 from carnelian_training.run_config import OF_TRAINING, SIZES_OF_PRETRAINING, RunConfig
 from carnelian_training.weight_files import CheckpointError
 
@@ -121,7 +120,7 @@ def newest(directory: Path, config: RunConfig) -> Path | None:
             "take another --out, or that `name` to resume it"
         )
     best = directory / f"{config.name}.pt"
-    if best.exists() and not saved and not _is_early(best, directory / METRICS):
+    if best.exists() and not saved:
         raise ConfigError(
             f"{best} would be replaced, for there is no checkpoint beside it to go on from: take another --out or "
             "another `name`, or move it away"
@@ -151,20 +150,6 @@ def newest(directory: Path, config: RunConfig) -> Path | None:
         )
         raise CheckpointError(f"none of {len(saved)} checkpoints in {directory} can be resumed; {advice}")
     return None
-
-
-def _is_early(best: Path, metrics: Path) -> bool:
-    """Return whether the best weights are of a run killed before its first checkpoint; such a run may start again."""
-    try:
-        before, content = checkpoint.load(best)
-    except CheckpointError:
-        return False
-    step = content["results"].get("step")
-    first = min(checkpoint_every_steps(before), before.loop.steps, *before.loop.milestones)
-    records = read_metrics(metrics) if metrics.exists() else []
-    # A step is logged before its checkpoint is written, and evaluated after it.
-    steps = [record["step"] for record in records if record["step"] != first or is_evaluation(record)]
-    return step is not None and max([step, *steps]) < first
 
 
 def checkpoints(directory: Path, config: RunConfig) -> list[Path]:
