@@ -16,9 +16,9 @@ class OptimizerConfig:
     name: Literal["adamw", "muon", "novograd"] = "novograd"
     lr: float = 0.01
     lr_batch_s: float | None = None
-    """The `data.batch_s` that `lr` is meant for. With another `data.batch_s`, `lr` is scaled by the square root of
-    their ratio, which suits optimisers that normalise gradients (Malladi et al. 2022, arXiv:2205.10287). `min_lr` is
-    not scaled. None: no scaling."""
+    """The `data.batch_s` that `lr` and `min_lr` are meant for. With another `data.batch_s`, they are scaled by the
+    square root of their ratio, which suits optimisers that normalise gradients (Malladi et al. 2022,
+    arXiv:2205.10287). None: no scaling."""
     betas: tuple[float, float] = (0.95, 0.0)
     eps: float = 1e-8
     """The term that avoids division by zero; Muon uses it, like `betas`, for parameters other than matrices."""

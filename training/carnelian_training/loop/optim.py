@@ -103,10 +103,10 @@ def _matrices(config: RunConfig, model: nn.Module) -> set[str]:
 def learning_rate(config: RunConfig, step: int) -> float:
     """Return the learning rate at `step` (from 0): linear warm-up, hold, decay. It does not depend on the hardware."""
     optimizer = config.optimizer
-    peak = optimizer.lr
+    scale = 1.0
     if optimizer.lr_batch_s is not None and isinstance(config, Config):
-        peak *= math.sqrt(config.data.batch_s / optimizer.lr_batch_s)
-    floor = min(optimizer.min_lr, peak)  # the scaled rate may be below `min_lr`
+        scale = math.sqrt(config.data.batch_s / optimizer.lr_batch_s)
+    peak, floor = scale * optimizer.lr, scale * optimizer.min_lr
     if step < optimizer.warmup_steps:
         share = (step + 1) / optimizer.warmup_steps
         return peak * (optimizer.start_share + (1 - optimizer.start_share) * share)
