@@ -3,6 +3,7 @@
 import urllib.parse
 
 import pytest
+from carnelian_export.stages import MAX_BATCH_SIZE
 from carnelian_training.ctc import Decoder, OptionError, Options, decoder
 from carnelian_training.ctc.hotwords import build_hotwords
 from carnelian_training.ctc.spelling import speller
@@ -50,7 +51,7 @@ def lists_built(monkeypatch):
 
 def test_hot_words_of_each_clip_of_a_batch_are_kept(lists_built):
     hearing = Decoder(LABELS, 0.02)
-    lists = [("a" * (i + 1),) for i in range(decoder.KEPT_HOTWORDS)]
+    lists = [("a" * (i + 1),) for i in range(MAX_BATCH_SIZE)]
     for _ in range(2):
         for phrases in lists:
             hearing.read_options({"decoder": "beam", "hotwords": phrases}, Options())

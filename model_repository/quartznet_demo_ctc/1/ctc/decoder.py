@@ -38,6 +38,8 @@ class MissingPackage(RuntimeError):  # noqa: N818  it describes the installation
 class Decoder:
     """The decoder of one recogniser: log-probabilities to hypotheses. Clips of a batch may have different options.
 
+    Only one thread may use a decoder at a time, because it keeps tables of hot words.
+
     Attributes:
         language_model: the word n-grams, or None.
         neural_language_model: the language model for rescoring, or None.
