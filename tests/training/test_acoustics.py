@@ -190,9 +190,11 @@ def test_a_broken_noise_or_room_is_named_once_and_clips_go_without(tiny_config, 
 
 def test_empty_noise_and_silent_rooms_are_refused(tmp_path):
     soundfile.write(tmp_path / "empty.wav", np.zeros(0), 16000)
+    soundfile.write(tmp_path / "short.wav", np.ones(1), 48000)
     soundfile.write(tmp_path / "silent.wav", np.zeros(100), 16000)
-    with pytest.raises(ConfigError, match="must hold finite samples, at least one"):
-        read_noise(tmp_path / "empty.wav", 0.0, 1.0)
+    for name in ("empty.wav", "short.wav"):
+        with pytest.raises(ConfigError, match="must hold finite samples, one at 16 kHz at least"):
+            read_noise(tmp_path / name, 0.0, 1.0)
     with pytest.raises(ConfigError, match="must be an impulse response"):
         read_room(tmp_path / "silent.wav")
 

@@ -133,7 +133,7 @@ def read_noise(path: Path, start: float, duration_s: float) -> Signal:
     except (OSError, RuntimeError) as error:
         raise ConfigError(f"{path} must be a sound file: {error}") from error
     if not len(noise) or not np.isfinite(noise).all():
-        raise ConfigError(f"{path} must hold finite samples, at least one, but does not")
+        raise ConfigError(f"{path} must hold finite samples, one at 16 kHz at least, but does not")
     return noise
 
 
