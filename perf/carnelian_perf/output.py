@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -66,8 +66,12 @@ def _is_finished(path: Path) -> bool:
         return True
 
 
-def show_page(raw_path: Path) -> None:
+def show_page(raw_path: Path, published: Mapping[str, str] | None = None) -> None:
     """Write a raw file's page and, if its command has one, the plot beside it; print the page.
+
+    Args:
+        raw_path: The raw file.
+        published: For `infer`, names another published table than the file does, as its field `published` does.
 
     Raises:
         RawFileError: The file is not a raw file of a command with a page, or a page cannot be made of it.
@@ -84,6 +88,13 @@ def show_page(raw_path: Path) -> None:
         )
     results = import_module(f"carnelian_perf.{RESULTS[subject]}")
     measurement = results.Measurement.read(raw_path)
+    if published:
+        if subject != "infer":
+            raise RawFileError(
+                f"a raw file must be of infer, or of a sweep, for a published table beside it, but {raw_path} is of "
+                f"{subject}; leave --published-model out"
+            )
+        measurement = dataclasses.replace(measurement, published=published)
     with rendering(raw_path):
         text = results.render_page(measurement.as_text(), raw_path.name)
     page = raw_path.with_suffix(".md")

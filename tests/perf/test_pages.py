@@ -59,6 +59,19 @@ def test_page_is_what_its_raw_file_says(path, run):
     assert page.with_suffix(".png").is_file() == (ROOT / page).with_suffix(".png").is_file()
 
 
+def test_another_published_table_is_chosen_for_a_page_of_infer_alone(run):
+    infer = next(path for path in RAW_FILES if read(path)["subject"] == "infer" and not read(path).get("published"))
+    tune = next(path for path in RAW_FILES if read(path)["subject"] == "tune")
+    for path in (infer, tune):
+        shutil.copy(path, RESULTS)
+    run(f"carnelian-perf report {RESULTS / infer.name} --published-model quartznet_15x5")
+    assert "| published avg |" in (RESULTS / f"{infer.stem}.md").read_text()
+    assert (RESULTS / infer.name).read_bytes() == infer.read_bytes()
+    err = run(f"carnelian-perf report {RESULTS / tune.name} --published-model quartznet_15x5", expected=1)
+    assert "must be of infer, or of a sweep, for a published table beside it" in err
+    assert not (RESULTS / f"{tune.stem}.md").exists()
+
+
 @pytest.mark.parametrize("path", ONE_OF_EACH, ids=lambda path: path.stem)
 def test_strings_of_raw_files_are_text(path, run):
     words = "![a](secret.png) <img src=b.png> `"

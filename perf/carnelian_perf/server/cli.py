@@ -68,6 +68,7 @@ def tune(
 
     raw = raw_file_path(out, f"{served_name(model, random_weights)}_tune_{objective}.json")
     write = write or raw.with_name(f"{raw.stem}_tuning.json")
+    check_writable(write)
     check_apart(write, raw, raw.with_suffix(".md"))
     with served_repository(repository, model, random_weights, manifest) as (served, name):
         clips, traffic = choose_clips(manifest)

@@ -73,9 +73,13 @@ def report(
 ) -> None:
     """Measure nothing: make the page of a raw file, and its plot, beside it.
 
-    Of a sweep, make tables, plots and one self-contained HTML page, beside its folder; the options are of sweeps alone.
+    Of a sweep, make tables, plots and one self-contained HTML page, beside its folder. A published table is set beside
+    results of `sweep` and `infer`; --infer is for those of `sweep` alone.
     """
+    from carnelian_perf.yardsticks.published import choose
+
     chosen = published_table(model, published_machine, published_precision)
+    published = choose(**chosen) if chosen else {}
     if not raw.is_dir():
         if not raw.is_file():
             found = "a pipe or a device" if raw.exists() else "not there"
@@ -83,17 +87,14 @@ def report(
                 f"RAW must be a raw file or the folder of a sweep, as commands that measure write them, but {raw} is "
                 f"{found}"
             )
-        if chosen or inference:
-            raise typer.BadParameter(
-                f"--published-model and --infer must come with the folder of a sweep, but {raw} is a file; leave them "
-                "out"
-            )
-        show_page(raw)
+        if raw.suffix != ".json":
+            raise typer.BadParameter(f"RAW must end in .json, for its page and plot go beside it, but is {raw}")
+        if inference:
+            raise typer.BadParameter(f"--infer must come with the folder of a sweep, but {raw} is a file; leave it out")
+        show_page(raw, chosen)
         return
     from carnelian_perf.sweeps.report import write_report
-    from carnelian_perf.yardsticks.published import choose
 
-    published = choose(**chosen) if chosen else {}
     raws = [_model_and_file(text) for text in inference or ()]
     print("\n".join(f"wrote {path}" for path in write_report(raw, published, raws)))
 
