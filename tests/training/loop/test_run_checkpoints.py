@@ -136,6 +136,14 @@ def test_best_weights_that_a_run_left_are_not_overwritten(config, changed, tmp_p
     assert (tmp_path / "tiny.pt").read_bytes() == best
 
 
+def test_best_weights_that_are_gone_are_chosen_anew(config, changed, tmp_path):
+    config = changed(config, optimizer={"lr": 1e-12, "min_lr": 0.0})  # no evaluation is better than the one before
+    train(changed(config, loop={"steps": 2, "evaluate_every_steps": 1}), tmp_path)
+    (tmp_path / "tiny.pt").unlink()
+    train(changed(config, loop={"steps": 3, "evaluate_every_steps": 1}), tmp_path)
+    assert checkpoint.load(tmp_path / "tiny.pt")[1]["results"]["step"] == 3
+
+
 def test_a_name_is_no_pattern(state, config, tmp_path, write_at):
     config = dataclasses.replace(config, name="tiny [a]*")
     write_at(state, config, tmp_path, 1)

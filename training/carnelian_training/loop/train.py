@@ -213,10 +213,11 @@ def skip(state: State, outcome: Outcome, items: Sequence[Item], config: RunConfi
 
 
 def evaluate_and_keep_best(state: State, task: Task, config: RunConfig, directory: Path, report: Report) -> None:
-    """Evaluate, and write the weights to `<name>.pt` if they are the best so far, or if there is no dev data."""
+    """Evaluate; write the weights to `<name>.pt` if they are the best so far, it is gone, or there is no dev data."""
     finding = task.evaluate(state, report)
-    if state.process.leads and (finding is None or finding.error < state.best_error):
+    best = directory / f"{config.name}.pt"
+    if state.process.leads and (finding is None or finding.error < state.best_error or not best.exists()):
         results = {"step": state.step} if finding is None else finding.record
-        checkpoint.save(directory / f"{config.name}.pt", config, state.best_model.state_dict(), results=results)
+        checkpoint.save(best, config, state.best_model.state_dict(), results=results)
         state.best_error = state.best_error if finding is None else finding.error
     state.evaluated_step = state.step
