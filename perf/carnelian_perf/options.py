@@ -56,6 +56,16 @@ ClipsManifest = Annotated[
     Path | None,
     typer.Option(help="Manifest whose clips are sent whole.", show_default="the demo's, cut to log-normal durations"),
 ]
+PublishedModel = Annotated[
+    str | None,
+    typer.Option(
+        "--published-model",
+        help="Whose published table is set beside ours: quartznet_15x5, jasper_10x5dr, wav2vec2_base_hourglass.",
+    ),
+]
+PublishedPrecision = Annotated[
+    str | None, typer.Option(help="fp16, tf32 or fp32; bf16 of wav2vec 2.0.", show_default="fp16")
+]
 PublishedMachine = Annotated[
     str | None, typer.Option(help="Part of the published machine's name.", show_default="A100")
 ]

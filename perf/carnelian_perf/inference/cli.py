@@ -13,6 +13,8 @@ from carnelian_perf.options import (
     Overrides,
     Precision,
     PublishedMachine,
+    PublishedModel,
+    PublishedPrecision,
     SpeechManifest,
     check_file,
     check_input,
@@ -52,17 +54,9 @@ def infer(
     device: Annotated[Literal["cpu", "cuda"], typer.Option(help="Where the network runs.")] = "cpu",
     precision: Annotated[Precision, typer.Option(help="tf32 is of GPUs alone.")] = "fp32",
     manifest: SpeechManifest = DEMO_MANIFEST,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            "--published-model",
-            help="Whose published table is set beside ours: quartznet_15x5, jasper_10x5dr, wav2vec2_base_hourglass.",
-        ),
-    ] = None,
+    model: PublishedModel = None,
     published_machine: PublishedMachine = None,
-    published_precision: Annotated[
-        str | None, typer.Option(help="fp16, tf32 or fp32; bf16 of wav2vec 2.0.", show_default="fp16")
-    ] = None,
+    published_precision: PublishedPrecision = None,
     out: Annotated[Path | None, raw_file_option("NAME_infer.json", "Raw file; the table goes beside it.")] = None,
 ) -> None:
     """Measure inference without a server, by batch and duration: PyTorch, ONNX Runtime and TensorRT in turns.

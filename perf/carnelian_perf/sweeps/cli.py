@@ -6,7 +6,15 @@ from typing import Annotated
 
 import typer
 
-from carnelian_perf.options import PublishedMachine, check_file, check_input, folder, published_table
+from carnelian_perf.options import (
+    PublishedMachine,
+    PublishedModel,
+    PublishedPrecision,
+    check_file,
+    check_input,
+    folder,
+    published_table,
+)
 from carnelian_perf.output import show_page
 
 app = typer.Typer()
@@ -53,14 +61,9 @@ def sweep(
 @app.command()
 def report(
     raw: Annotated[Path, typer.Argument(help="A raw file; of a sweep, its folder.")],
-    model: Annotated[
-        str | None,
-        typer.Option(
-            "--published-model", help="Whose published table is set beside ours: quartznet_15x5, jasper_10x5dr."
-        ),
-    ] = None,
+    model: PublishedModel = None,
     published_machine: PublishedMachine = None,
-    published_precision: Annotated[str | None, typer.Option(help="fp16, tf32 or fp32.", show_default="fp16")] = None,
+    published_precision: PublishedPrecision = None,
     inference: Annotated[
         list[str] | None,
         typer.Option(

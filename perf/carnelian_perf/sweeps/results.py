@@ -130,7 +130,7 @@ def read_results(folder: Path) -> list[Result]:
     paths = sorted(folder.glob(f"*/{RESULT}"))
     if not paths:
         raise ValueError(
-            f"a sweep's folder must be named, as `carnelian-perf sweep` makes it; {folder} has no */{RESULT}"
+            f"a sweep's folder must be named, as `carnelian-perf sweep` makes it; {folder} has no */{RESULT} (yet)"
         )
     return [read_result(path.parent) for path in paths]
 
