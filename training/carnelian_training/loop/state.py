@@ -147,11 +147,16 @@ class State:
         return is_planned and self.step != self.evaluated_step
 
     def checkpoint_is_due(self, config: RunConfig) -> bool:
-        """Return whether a checkpoint is due after this step."""
+        """Return whether a checkpoint is due after this step.
+
+        One is due before the first evaluation, so that best weights without any are what is left of a run, not the
+        start of one.
+        """
         return (
             self.step % checkpoint_every_steps(config) == 0
             or self.step == config.loop.steps
             or self.step in config.loop.milestones
+            or (self.evaluated_step == 0 and self.evaluation_is_due(config))
         )
 
     def checkpoint_is_overdue(self, config: RunConfig) -> bool:

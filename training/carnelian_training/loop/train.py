@@ -99,9 +99,7 @@ def train(config: RunConfig, directory: Path, source: Path | None = None) -> Non
                 )
             stop, is_overdue = process.any(interruption.signal is not None, state.checkpoint_is_overdue(config))
             is_due = not stop and state.evaluation_is_due(config)
-            # Before the first evaluation too, so that best weights alone are what is left of a run, not a run's start.
-            is_first = is_due and not state.evaluated_step
-            is_written = stop or is_overdue or is_first or state.checkpoint_is_due(config)
+            is_written = stop or is_overdue or state.checkpoint_is_due(config)
             if is_written:
                 write_checkpoint(state, config, directory)  # an evaluation may take hours, fail or be killed
             if is_due:
