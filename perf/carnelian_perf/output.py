@@ -58,6 +58,13 @@ def write_each(measurements: Iterable[Measured], path: Path) -> Measured:
     return written
 
 
+def record(measurements: Iterable[Measured], path: Path) -> Measured:
+    """Write each measurement as :func:`write_each` does, then the page of the last one, which is returned."""
+    measured = write_each(measurements, path)
+    show_page(path)
+    return measured
+
+
 def _is_finished(path: Path) -> bool:
     """Whether a file exists that is not marked as unfinished."""
     try:

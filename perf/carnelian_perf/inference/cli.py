@@ -25,7 +25,7 @@ from carnelian_perf.options import (
     raw_file_option,
     raw_file_path,
 )
-from carnelian_perf.output import show_page, write_each
+from carnelian_perf.output import record
 
 app = typer.Typer()
 
@@ -93,7 +93,6 @@ def infer(
     check_device(plan)
     config, network = load_network(source, plan.overrides)
     raw = raw_file_path(out, f"{config.name}_infer.json")
-    measured = write_each((replace(found, published=chosen) for found in measure(plan, config, network)), raw)
-    show_page(raw)
+    measured = record((replace(found, published=chosen) for found in measure(plan, config, network)), raw)
     if all(timing.not_run for timing in measured.timings):
         raise typer.Exit(1)

@@ -25,7 +25,7 @@ from carnelian_perf.options import (
     served_name,
     served_repository,
 )
-from carnelian_perf.output import show_page, write_each
+from carnelian_perf.output import record
 
 app = typer.Typer()
 
@@ -84,8 +84,7 @@ def tune(
             rounds=rounds,
             knobs=list_knobs(objective),
         )
-        measured = write_each(measure(plan), raw)
-    show_page(raw)
+        measured = record(measure(plan), raw)
     assert measured.winner is not None  # the last step confirms one
     write_tuning(write, {stage: StageTuning(**values) for stage, values in measured.winner.items()})  # type: ignore[arg-type]
     print(f"wrote {write}; carnelian-export --tuning {write} exports with it")
@@ -130,8 +129,7 @@ def overhead(
             clients=clients,
             batch=batch,
         )
-        write_each(measure(plan), raw)
-    show_page(raw)
+        record(measure(plan), raw)
 
 
 @app.command()
@@ -166,8 +164,7 @@ def first_request(
             rounds=rounds,
             num_requests=requests,
         )
-        write_each(measure(plan), raw)
-    show_page(raw)
+        record(measure(plan), raw)
 
 
 @app.command()
@@ -201,8 +198,7 @@ def memory(
         concurrency=concurrency,
     )
     raw = raw_file_path(out, f"{model}_memory.json")
-    measured = write_each(measure(plan), raw)
-    show_page(raw)
+    measured = record(measure(plan), raw)
     trend = trend_of(measured)
     print(f"memory: {trend.verdict}, {trend.slope:.0f} bytes a request ({trend.low:.0f} to {trend.high:.0f})")
     if trend.verdict == "grows":

@@ -20,7 +20,7 @@ from carnelian_perf.options import (
     served_name,
     served_repository,
 )
-from carnelian_perf.output import show_page, write_each
+from carnelian_perf.output import record
 
 app = typer.Typer()
 Checkpoint = Annotated[Path, typer.Option(help="What the model was exported from.")]
@@ -64,8 +64,7 @@ def batching(
         num_requests=requests,
         rounds=rounds,
     )
-    measured = write_each(measure(plan), raw)
-    show_page(raw)
+    measured = record(measure(plan), raw)
     if measured.mismatches:
         raise ValueError(
             f"every candidate must give the same transcripts, but {len(measured.mismatches)} clips differ "
@@ -119,5 +118,4 @@ def mixed(
             steps=steps,
             rounds=rounds,
         )
-        write_each(measure(plan), raw)
-    show_page(raw)
+        record(measure(plan), raw)

@@ -15,7 +15,7 @@ from carnelian_perf.options import (
     raw_file_option,
     raw_file_path,
 )
-from carnelian_perf.output import show_page, write_each
+from carnelian_perf.output import record
 
 app = typer.Typer()
 
@@ -90,8 +90,7 @@ def training(
     cells = grid(sizes, names, counts, has_baseline=has_baseline)
     raw = raw_file_path(out, f"{settings.name}_training.json")
     work = Work(duration_s=duration, steps=steps, warm_up=warm_up, threads=threads)
-    write_each(measure(settings, cells, work), raw)
-    show_page(raw)
+    record(measure(settings, cells, work), raw)
 
 
 @app.command()
@@ -120,5 +119,4 @@ def hourglass(
 
     settings = load_config(config, tuple(overrides or ()))
     raw = raw_file_path(out, f"{settings.name}_hourglass.json")
-    write_each(measure(settings, wanted, Work(batch, duration, steps, threads)), raw)
-    show_page(raw)
+    record(measure(settings, wanted, Work(batch, duration, steps, threads)), raw)
