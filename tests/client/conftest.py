@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import json
 import signal
@@ -20,6 +21,7 @@ import numpy as np
 import pytest
 import soundfile
 from carnelian_client import CarnelianClient, RetryPolicy
+from carnelian_client.__main__ import main
 from carnelian_client._audio import describe_audio, encode_audio, wav_from_samples
 from carnelian_client._errors import about
 from carnelian_client._retry import Deadline
@@ -241,6 +243,13 @@ def talk(voices: list[Any]) -> Any:
     return np.concatenate([silence, voices[0], silence, voices[1], silence])
 
 
+@pytest.fixture(scope="session")
+def spoken_s(voices: list[Any]) -> np.ndarray:
+    """Where the voices of `talk` begin and end."""
+    ends = np.cumsum([2, len(voices[0]) / 16_000, 2, len(voices[1]) / 16_000])
+    return ends.reshape(2, 2)
+
+
 @pytest.fixture
 def says_how_long(triton: ScriptedTriton) -> None:
     """The server understands how long each clip is, in milliseconds."""
@@ -250,3 +259,16 @@ def says_how_long(triton: ScriptedTriton) -> None:
         return result(f"{1000 * len(samples) / rate:.0f}")
 
     triton.answer = answer
+
+
+@pytest.fixture
+def transcribe(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Runs `carnelian-transcribe` in this process."""
+    return functools.partial(call, main)
+
+
+@pytest.fixture
+def clip(tmp_path: Path, wav: bytes) -> Path:
+    path = tmp_path / "clip.wav"
+    path.write_bytes(wav)
+    return path
