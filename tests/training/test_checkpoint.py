@@ -172,6 +172,7 @@ class Unknown:
         (lambda path: path.write_text("nonsense"), "it is no file of PyTorch's"),
         (lambda path: path.write_text(""), "it is no file of PyTorch's"),
         (lambda path: path.write_text("{}"), "it is no file of PyTorch's"),
+        (lambda path: path.write_bytes(bytes(1024)), "it is no file of PyTorch's"),
         (
             lambda path: torch.save({"weights": {}, "x": Unknown()}, path),
             r"Unsupported global: GLOBAL \S*Unknown was not an allowed global by default",
@@ -185,7 +186,8 @@ def test_what_cannot_be_read_is_said_without_the_advice_to_run_it(write, reason,
 
 
 def test_a_tar_archive_is_named(tmp_path):
-    tarfile.open(tmp_path / "x.pt", "w").close()
+    with tarfile.open(tmp_path / "x.pt", "w") as archive:
+        archive.addfile(tarfile.TarInfo("model_config.yaml"))
     with pytest.raises(CheckpointError, match=r"cannot be .*: it is a tar archive, as \.nemo files are$"):
         checkpoint.load(tmp_path / "x.pt")
 

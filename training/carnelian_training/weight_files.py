@@ -100,8 +100,9 @@ def load_torch(file: IO[bytes], **options: Any) -> Any:
     start = file.read(len(ZIP))
     file.seek(0)
     if start != ZIP:
-        with suppress(tarfile.TarError), tarfile.open(fileobj=file, mode="r:"):  # its name may start as a pickle does
-            raise ValueError("it is a tar archive, as .nemo files are")
+        with suppress(tarfile.TarError), tarfile.open(fileobj=file, mode="r:") as archive:
+            if archive.next():  # whose name may start as a pickle does; zeros alone are an archive without members
+                raise ValueError("it is a tar archive, as .nemo files are")
         if not start.startswith(PICKLE):
             raise ValueError("it is no file of PyTorch's")
         file.seek(0)
