@@ -136,12 +136,18 @@ def test_best_weights_that_a_run_left_are_not_overwritten(config, changed, tmp_p
     assert (tmp_path / "tiny.pt").read_bytes() == best
 
 
-def test_best_weights_that_are_gone_are_chosen_anew(config, changed, tmp_path):
+def test_best_weights_that_are_gone_are_chosen_anew(config, changed, tmp_path, caplog):
     config = changed(config, optimizer={"lr": 1e-12, "min_lr": 0.0})  # no evaluation is better than the one before
     train(changed(config, loop={"steps": 2, "evaluate_every_steps": 1}), tmp_path)
+    warning = f"{tmp_path / 'tiny.pt'} is gone: the best weights are chosen anew"
+    assert warning not in caplog.text
     (tmp_path / "tiny.pt").unlink()
-    train(changed(config, loop={"steps": 3, "evaluate_every_steps": 1}), tmp_path)
+    for steps in (2, 3):  # with 2, there is nothing to do
+        train(changed(config, loop={"steps": steps, "evaluate_every_steps": 1}), tmp_path)
+        assert caplog.text.count(warning) == steps - 1
     assert checkpoint.load(tmp_path / "tiny.pt")[1]["results"]["step"] == 3
+    train(changed(config, loop={"steps": 3, "evaluate_every_steps": 1}), tmp_path)
+    assert caplog.text.count(warning) == 2
 
 
 def test_a_name_is_no_pattern(state, config, tmp_path, write_at):

@@ -73,6 +73,13 @@ def resume(state: State, config: RunConfig, directory: Path) -> bool:
             "`init.checkpoint` changes nothing in a run that is under way: to start from it, take another --out"
         )
     logger.info("resuming %s at step %d", directory / name, state.step)
+    best = directory / f"{config.name}.pt"
+    if state.process.leads and state.evaluated_step and not best.exists():
+        logger.warning(
+            "%s is gone: the best weights are chosen anew, from the next evaluation on; until then, publish or export "
+            "the checkpoint",
+            best,
+        )
     return True
 
 
