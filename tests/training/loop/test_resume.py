@@ -234,15 +234,19 @@ def test_the_best_weights_are_the_average(whole):
     assert not torch.equal(best["weights"]["head.weight"], last["training"]["weights"]["head.weight"])
 
 
-def test_a_worse_evaluation_leaves_the_best_weights_as_they_are(state, config, tmp_path):
-    errors, kept = {1: 0.3, 2: 0.5, 3: 0.2, 4: 0.2, 5: 0.4}, []
-
+@pytest.mark.parametrize(
+    ("errors", "best_steps"),
+    [((0.3, 0.5, 0.2, 0.2, 0.4), [1, 1, 3, 3, 3]), ((math.nan, 0.3, 0.2, math.nan, 0.4), [1, 2, 3, 3, 3])],
+    ids=["numbers", "NaN, which would be the best for ever"],
+)
+def test_a_worse_evaluation_leaves_the_best_weights_as_they_are(state, config, tmp_path, errors, best_steps):
     class Rated:
         def evaluate(self, state, report):
-            return Finding({"step": state.step}, errors[state.step])
+            return Finding({"step": state.step}, errors[state.step - 1])
 
-    for state.step in errors:
+    kept = []
+    for state.step in range(1, 6):
         train.evaluate_and_keep_best(state, Rated(), config, tmp_path, None)
         kept.append(checkpoint.load(tmp_path / "tiny.pt")[1]["results"]["step"])
-    assert kept == [1, 1, 3, 3, 3]
+    assert kept == best_steps
     assert (state.best_error, state.evaluated_step) == (0.2, 5)

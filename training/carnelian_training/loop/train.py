@@ -217,5 +217,7 @@ def evaluate_and_keep_best(state: State, task: Task, config: RunConfig, director
     if state.process.leads and (finding is None or finding.error < state.best_error or not best.exists()):
         results = {"step": state.step} if finding is None else finding.record
         checkpoint.save(best, config, state.best_model.state_dict(), results=results)
-        state.best_error = state.best_error if finding is None else finding.error
+        if finding is not None:
+            # No error is below NaN, so weights rated by it would stay the best for ever.
+            state.best_error = math.inf if math.isnan(finding.error) else finding.error
     state.evaluated_step = state.step
