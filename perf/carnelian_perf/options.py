@@ -142,9 +142,17 @@ def check_raw_file(path: Path | None) -> Path | None:
 
 
 def raw_file_path(out: Path | None, name: str) -> Path:
-    """Return the path of the raw file: `--out`, or by default `name` in perf/results; refuse what cannot be written."""
-    path = out or Path("perf/results") / name
-    check_raw_file(path)
+    """Return the path of the raw file: `--out`, which its option has checked, or by default `name` in perf/results."""
+    return out or default_target("--out", Path("perf/results") / name)
+
+
+def default_target(option: str, path: Path) -> Path:
+    """Return the file that is written unless an option names another; if it cannot be written, name that option."""
+    try:
+        check_writable(path)
+    except typer.BadParameter as error:
+        error.param_hint = f"'{option}'"
+        raise
     return path
 
 
@@ -155,8 +163,8 @@ def check_writable(path: Path | None) -> Path | None:
         needed = [] if is_stream(path) else [next(place for place in path.resolve().parents if place.exists())]
         for there in [*needed, path] if path.exists() else needed:
             if there.is_dir() == (there == path) or not os.access(there, os.W_OK):
-                message = f"this must be a file that can be written, but {there} is in the way of {path}"
-                raise typer.BadParameter(message)
+                found = f"the {'folder' if there.is_dir() else 'file'} {there} is in the way of {path}"
+                raise typer.BadParameter(f"this must be a file that can be written, but {found}; name another")
     return path
 
 

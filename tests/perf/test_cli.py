@@ -122,6 +122,14 @@ def test_what_cannot_be_written_by_default_is_refused_before_an_export(command, 
     options = ("--random-weights", ROOT / QUARTZNET, "--manifest", ROOT / DEMO_CLIPS)
     status, _, err = call(main, command, *options)
     assert (status, "perf/results/quartznet_15x5_" in err) == (2, True), err
+    assert "Invalid value for '--out': this must be a file that can be written, but the file " in err
+
+
+def test_a_folder_in_place_of_the_default_tuning_is_named_with_the_option(tmp_path, call):
+    (tmp_path / "raw_tuning.json").mkdir()
+    status, _, err = call(main, "tune", "--out", tmp_path / "raw.json")
+    assert status == 2
+    assert "Invalid value for '--write': this must be a file that can be written, but the folder " in err
 
 
 def test_a_tuning_over_its_raw_file_is_refused_before_an_export(tmp_path, call, monkeypatch):

@@ -24,8 +24,8 @@ def check_writable(path: Path | None) -> Path | None:
         needed = [] if is_stream(path) else [next(place for place in path.resolve().parents if place.exists())]
         for there in [*needed, path] if path.exists() else needed:
             if there.is_dir() == (there == path) or not os.access(there, os.W_OK):
-                message = f"this must be a file that can be written, but {there} is in the way of {path}"
-                raise typer.BadParameter(message)
+                found = f"the {'folder' if there.is_dir() else 'file'} {there} is in the way of {path}"
+                raise typer.BadParameter(f"this must be a file that can be written, but {found}; name another")
     return path
 
 

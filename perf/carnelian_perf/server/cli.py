@@ -19,6 +19,7 @@ from carnelian_perf.options import (
     check_model_and_clips,
     check_writable,
     choose_clips,
+    default_target,
     durations_of,
     raw_file_option,
     raw_file_path,
@@ -67,8 +68,7 @@ def tune(
     from carnelian_perf.server.tune import Plan, list_knobs, measure
 
     raw = raw_file_path(out, f"{served_name(model, random_weights)}_tune_{objective}.json")
-    write = write or raw.with_name(f"{raw.stem}_tuning.json")
-    check_writable(write)
+    write = write or default_target("--write", raw.with_name(f"{raw.stem}_tuning.json"))
     check_apart(write, raw, raw.with_suffix(".md"))
     with served_repository(repository, model, random_weights, manifest) as (served, name):
         clips, traffic = choose_clips(manifest)
