@@ -26,7 +26,7 @@ from carnelian_perf.options import (
     served_name,
     served_repository,
 )
-from carnelian_perf.output import record
+from carnelian_perf.output import record, show_page, write_each
 
 app = typer.Typer()
 
@@ -84,9 +84,11 @@ def tune(
             rounds=rounds,
             knobs=list_knobs(objective),
         )
-        measured = record(measure(plan), raw)
+        measured = write_each(measure(plan), raw)
     assert measured.winner is not None  # the last step confirms one
+    # Before the page: a full disk or a closed standard output must not cost the result.
     write_tuning(write, {stage: StageTuning(**values) for stage, values in measured.winner.items()})  # type: ignore[arg-type]
+    show_page(raw)
     print(f"wrote {write}; carnelian-export --tuning {write} exports with it")
 
 

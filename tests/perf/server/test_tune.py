@@ -195,6 +195,16 @@ def test_the_result_is_written_for_an_export(measurement, tmp_path, call, monkey
     assert {path.name for path in tmp_path.iterdir()} == {"raw.json", "raw.md", name}
 
 
+def test_a_page_that_cannot_be_written_costs_no_result(measurement, tmp_path, call, monkeypatch):
+    monkeypatch.setattr(tune, "measure", lambda plan: iter([measurement]))
+    (tmp_path / "raw.md").mkdir()
+    repository = MANIFEST.parents[2] / "model_repository"
+    command = ("tune", "--repository", repository, "--manifest", MANIFEST, "--out", tmp_path / "raw.json")
+    status, _, err = call(main, *command)
+    assert (status, "raw.md" in err) == (1, True), err
+    assert read_tuning(tmp_path / "raw_tuning.json")["ctc"].instances == 2
+
+
 def test_without_its_confirmation_there_is_no_result(measurement, tmp_path, call):
     path = tmp_path / "raw.json"
     first = replace(measurement, kept={"ctc instances": name_settings(TWO)})
