@@ -3,7 +3,7 @@
 import contextlib
 import os
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
@@ -14,6 +14,7 @@ from carnelian_perf.whole_file import is_stream
 if TYPE_CHECKING:
     from carnelian_perf.clips import WavClip
     from carnelian_perf.raw_file import Traffic
+    from carnelian_perf.yardsticks.published import Published
 
 DEMO_MANIFEST = Path("demo/clips/manifest.jsonl")
 DEMO_CHECKPOINT = Path("demo/quartznet_demo.pt")
@@ -64,7 +65,8 @@ PublishedModel = Annotated[
     ),
 ]
 PublishedPrecision = Annotated[
-    str | None, typer.Option(help="fp16, tf32 or fp32; bf16 of wav2vec 2.0.", show_default="fp16")
+    str | None,
+    typer.Option(help="fp16, tf32 or fp32; of wav2vec 2.0 you must name bf16 or tf32.", show_default="fp16"),
 ]
 PublishedMachine = Annotated[
     str | None, typer.Option(help="Part of the published machine's name.", show_default="A100")
@@ -119,6 +121,16 @@ def published_table(model: str | None, machine: str | None, precision: str | Non
             )
         return {}
     return {"model": model, "hardware": machine or "A100", "precision": precision or "fp16"}
+
+
+def choose_published(chosen: Mapping[str, str]) -> "Published":
+    """Choose the table that the arguments of :func:`published_table` name; empty without them."""
+    from carnelian_perf.yardsticks.published import choose
+
+    try:
+        return choose(**chosen) if chosen else {}
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="'--published-model'") from error
 
 
 def folder(path: str) -> Path:

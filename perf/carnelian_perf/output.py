@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 import typer
 
+from carnelian_perf.options import choose_published
+
 if TYPE_CHECKING:
     from carnelian_perf.raw_file import RawFile
 
@@ -82,6 +84,7 @@ def show_page(raw_path: Path, published: Mapping[str, str] | None = None) -> Non
 
     Raises:
         RawFileError: The file is not a raw file of a command with a page, or a page cannot be made of it.
+        typer.BadParameter: There is no such published table.
     """
     from carnelian_perf.pages import rendering
     from carnelian_perf.raw_file import RawFileError, read_subject
@@ -101,6 +104,7 @@ def show_page(raw_path: Path, published: Mapping[str, str] | None = None) -> Non
                 f"a raw file must be of infer, or of a sweep, for a published table beside it, but {raw_path} is of "
                 f"{subject}; leave --published-model out"
             )
+        choose_published(published)  # or the raw file would be to blame
         measurement = dataclasses.replace(measurement, published=published)
     with rendering(raw_path):
         text = results.render_page(measurement.as_text(), raw_path.name)

@@ -42,7 +42,15 @@ def at_the_root_of_a_wide_terminal(monkeypatch):
         (["report", "nowhere.json"], "RAW must be a raw file or the folder of a sweep"),
         (["report", "/dev/null"], "but /dev/null is a pipe or a device"),
         (["report", INFER, "--infer", INFER], f"but {INFER} is a file; leave it out"),
-        (["report", "perf/README.md"], "RAW must end in .json, for its page and plot go beside it"),
+        (
+            ["report", "perf/README.md"],
+            "RAW must end in .json, for its page and plot go beside it and would overwrite a RAW in .md or .png, but "
+            "is perf/README.md; rename it",
+        ),
+        (["report", INFER, "--published-model", "jasper"], "for '--published-model': model 'jasper', machine 'A100'"),
+        (["report", "perf/results", "--published-model", "jasper"], "'fp16' must choose one published table"),
+        (["report", "nowhere.json", "--published-model", "jasper"], "RAW must be a raw file"),
+        (["infer", DEMO, "--published-model", "jasper"], "for '--published-model': model 'jasper', machine 'A100'"),
         (["batching", "--out", "table.md"], ".json"),
         (["infer", "demo/quartznet_demo.pt", "--out", "table.md"], ".json"),
         (["hourglass", "--out", "README.md/raw.json"], "README.md is in the way"),

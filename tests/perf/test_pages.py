@@ -67,7 +67,7 @@ def test_another_published_table_is_chosen_for_a_page_of_infer_alone(run):
     run(f"carnelian-perf report {RESULTS / infer.name} --published-model quartznet_15x5")
     assert "| published avg |" in (RESULTS / f"{infer.stem}.md").read_text()
     assert (RESULTS / infer.name).read_bytes() == infer.read_bytes()
-    err = run(f"carnelian-perf report {RESULTS / tune.name} --published-model quartznet_15x5", expected=1)
+    err = run(f"carnelian-perf report {RESULTS / tune.name} --published-model nonsense", expected=1)
     assert "must be of infer, or of a sweep, for a published table beside it" in err
     assert not (RESULTS / f"{tune.stem}.md").exists()
 

@@ -19,6 +19,7 @@ from carnelian_perf.options import (
     check_file,
     check_input,
     check_words,
+    choose_published,
     counts_of,
     durations_of,
     published_table,
@@ -64,11 +65,9 @@ def infer(
     The exit status is 1 if no engine ran.
     """
     from carnelian_perf.inference.results import TITLES, Plan
-    from carnelian_perf.yardsticks.published import choose
 
     chosen = published_table(model, published_machine, published_precision)
-    if chosen:
-        choose(**chosen)  # refuses what is not there before anything is measured
+    choose_published(chosen)  # refuses what is not there before anything is measured
     check_file("--manifest", manifest)
     names = engines.split(",")
     check_words("--engines", names, TITLES)

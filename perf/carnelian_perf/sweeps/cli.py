@@ -12,6 +12,7 @@ from carnelian_perf.options import (
     PublishedPrecision,
     check_file,
     check_input,
+    choose_published,
     folder,
     published_table,
 )
@@ -79,10 +80,7 @@ def report(
     Of a sweep, make tables, plots and one self-contained HTML page, beside its folder. A published table is set beside
     results of `sweep` and `infer`; --infer is for those of `sweep` alone.
     """
-    from carnelian_perf.yardsticks.published import choose
-
     chosen = published_table(model, published_machine, published_precision)
-    published = choose(**chosen) if chosen else {}
     if not raw.is_dir():
         if not raw.is_file():
             found = "a pipe or a device" if raw.exists() else "not there"
@@ -91,11 +89,15 @@ def report(
                 f"{found}"
             )
         if raw.suffix != ".json":
-            raise typer.BadParameter(f"RAW must end in .json, for its page and plot go beside it, but is {raw}")
+            raise typer.BadParameter(
+                "RAW must end in .json, for its page and plot go beside it and would overwrite a RAW in .md or .png, "
+                f"but is {raw}; rename it"
+            )
         if inference:
             raise typer.BadParameter(f"--infer must come with the folder of a sweep, but {raw} is a file; leave it out")
         show_page(raw, chosen)
         return
+    published = choose_published(chosen)
     from carnelian_perf.sweeps.report import write_report
 
     raws = [_model_and_file(text) for text in inference or ()]
