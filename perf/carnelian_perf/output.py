@@ -87,7 +87,7 @@ def show_page(raw_path: Path, published: Mapping[str, str] | None = None) -> Non
         typer.BadParameter: There is no such published table.
     """
     from carnelian_perf.pages import rendering
-    from carnelian_perf.raw_file import RawFileError, read_subject
+    from carnelian_perf.raw_file import RawFileError, command_line, read_subject
     from carnelian_perf.whole_file import write_whole
 
     subject = read_subject(raw_path)
@@ -108,6 +108,8 @@ def show_page(raw_path: Path, published: Mapping[str, str] | None = None) -> Non
         measurement = dataclasses.replace(measurement, published=published)
     with rendering(raw_path):
         text = results.render_page(measurement.as_text(), raw_path.name)
+    if published:
+        text += f"- This page: `{command_line()}`.\n"
     page = raw_path.with_suffix(".md")
     write_whole(page, text)
     typer.echo(f"{text}\nwrote {page}")

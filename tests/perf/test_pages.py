@@ -72,6 +72,31 @@ def test_another_published_table_is_chosen_for_a_page_of_infer_alone(run):
     assert not (RESULTS / f"{tune.stem}.md").exists()
 
 
+@pytest.mark.parametrize(
+    ("options", "note", "columns"),
+    [
+        ("--published-model jasper_10x5dr", "jasper_10x5dr, NVIDIA DGX A100 (1x A100 80GB), fp16, by others", 1),
+        (
+            "--published-model wav2vec2_base_hourglass --published-precision bf16",
+            "wav2vec2_base_hourglass, NVIDIA DGX A100 (1x A100 80GB), bf16, has none of these durations and batches",
+            0,
+        ),
+    ],
+    ids=["that fits", "without one of its cells"],
+)
+def test_another_published_table_takes_the_place_of_the_raw_files(run, options, note, columns):
+    raw = RESULTS / "quartznet_demo_infer.json"
+    shutil.copy(ROOT / raw, raw)
+    assert read(raw)["published"]["model"] == "quartznet_15x5"
+    command = f"carnelian-perf report {raw} {options}"
+    run(command)
+    page = raw.with_suffix(".md").read_text()
+    assert f"\n- Published avg: {note}" in page
+    assert page.endswith(f"\n- This page: `{command}`.\n")
+    assert page.count("Published avg") == 1
+    assert page.count("| published avg |") == columns
+
+
 @pytest.mark.parametrize("path", ONE_OF_EACH, ids=lambda path: path.stem)
 def test_strings_of_raw_files_are_text(path, run):
     words = "![a](secret.png) <img src=b.png> `"

@@ -124,10 +124,11 @@ def sum_up_served(measurement: Measurement, engine: str) -> dict[tuple[float, in
 def render_page(measurement: Measurement, raw_name: str) -> str:
     """The Markdown page: a row for each engine, batch and duration, beside the published table if one was chosen."""
     published = choose(**measurement.published) if measurement.published else {}
+    fits = any((timing.duration_s, timing.batch) in published for timing in measurement.timings)
     plan = measurement.plan
     head = ["Duration s", "Batch", "Engine", "p90", "p95", "p99", "avg", "median", "CPU median", "floor"]
     head += ["features", "CTC", "all, median", "RTFx", "times as fast"]
-    if published:
+    if fits:
         head.append("published avg")
     absent = _find_absent(measurement)
     rows = []
@@ -140,8 +141,8 @@ def render_page(measurement: Measurement, raw_name: str) -> str:
         else:
             cells += _numbers(measurement, timing)
         beside = published.get((timing.duration_s, timing.batch))
-        cells += [""] * (len(head) - len(cells) - bool(published))
-        rows.append([*cells, *([f"{beside.avg:.1f}" if beside else "-"] if published else [])])
+        cells += [""] * (len(head) - len(cells) - fits)
+        rows.append([*cells, *([f"{beside.avg:.1f}" if beside else "-"] if fits else [])])
     notes = [
         "Milliseconds of a batch. From p90 to CPU median: the network alone, by engine. Features (DALI, the served "
         "graph) and greedy CTC: shared by all engines. All: the medians of features, network and CTC, added; RTFx: "
@@ -163,7 +164,9 @@ def render_page(measurement: Measurement, raw_name: str) -> str:
         *measurement.say_sources(raw_name),
     ]
     if published:
-        notes.append(f"Published avg: {next(iter(published.values())).title}, by others on that machine.")
+        title = next(iter(published.values())).title
+        words = "by others on that machine" if fits else "has none of these durations and batches"
+        notes.append(f"Published avg: {title}, {words}.")
     return page(f"{measurement.model}: inference without a server", measurement, [table(head, rows)], notes)
 
 
