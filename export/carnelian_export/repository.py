@@ -1,6 +1,8 @@
 """Put a recogniser's folders into a Triton repository: whole or not at all, and never over another release."""
 
+import ast
 import fcntl
+import json
 import logging
 import os
 import re
@@ -8,7 +10,9 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from carnelian_training.config import Config
 from carnelian_training.interruption import Interruption
@@ -25,8 +29,8 @@ from carnelian_export.tensorrt_configs import name_cached_engines
 
 logger = logging.getLogger(__name__)
 
-# The files that are equal in two exports of the same release: a server may find one export in place of the other.
-RELEASE_FILES = {"features": ("dali.py", "features.json"), "ctc": ("ctc.json",)}
+RELEASE_FILES = {"features": "features.json", "ctc": "ctc.json"}
+"""The files that say the same in two exports of one release: a server may find one export in place of the other."""
 
 
 def write_model(
@@ -80,7 +84,7 @@ def write_model(
     ):
         with written(repository / name, ", and is as it was before"):
             write_stages(staged, name, config, decoding or Decoding(), target)
-            _check_release(repository, staged, name)
+            _check_release(repository, staged, name, config)
             acoustic = staged / f"{name}_acoustic"
             configuration = read_config(acoustic / "config.pbtxt")
             difference = write_acoustic(acoustic / VERSION, network, config, target, configuration.max_batch_size)
@@ -89,7 +93,8 @@ def write_model(
                 (acoustic / "config.pbtxt").write_text(to_text(configuration))
             _flush(staged)
         with _held(repository) if beside else nullcontext():
-            _check_release(repository, staged, name)  # again: another export may have ended meanwhile
+            _check_release(repository, staged, name, config)  # again: another export may have ended meanwhile
+            _warn_of_other_features(repository, staged, name)
             if "decode" not in target.tuning and (repository / AUDIO_DECODE).exists():
                 _warn_of_kept_decode(repository, staged)
                 shutil.rmtree(staged / AUDIO_DECODE)
@@ -205,17 +210,18 @@ def _check_repository(repository: Path) -> None:
         )
 
 
-def _check_release(repository: Path, staged: Path, name: str) -> None:
+def _check_release(repository: Path, staged: Path, name: str, config: Config) -> None:
     """Refuse an export that would turn a released model into another one."""
-    for stage, files in RELEASE_FILES.items():
-        for file in files:
-            there, new = (root / f"{name}_{stage}" / VERSION / file for root in (repository, staged))
-            if there.parent.exists() and not _same_text(there, new):
-                raise RepositoryError(
-                    f"{there} must be what this export would write, but differs: it is of a model with other labels or "
-                    "features, which a name keeps, or of another version of carnelian-export; choose another --name "
-                    "or --repository, or delete the old one"
-                )
+    # A setting that an older version did not have was what its default is.
+    defaults = {"features": asdict(type(config.features)()), "ctc": {}}
+    for stage, file in RELEASE_FILES.items():
+        there, new = (root / f"{name}_{stage}" / VERSION / file for root in (repository, staged))
+        if there.parent.exists() and defaults[stage] | _read_json(there) != _read_json(new):
+            raise RepositoryError(
+                f"{there} must be what this export would write, but differs: it is of a model with other labels or "
+                "features, which a name keeps; choose another --name or --repository, or delete the old model's "
+                f"folders, {', '.join(f'{name}{suffix}' for suffix in SUFFIXES)}"
+            )
     for new in sorted(staged.iterdir()):
         there = repository / new.name
         if there.exists() and _interface(there) != _interface(new):
@@ -225,20 +231,52 @@ def _check_release(repository: Path, staged: Path, name: str) -> None:
             )
 
 
-def _same_text(there: Path, new: Path) -> bool:
-    """Whether the file `there` exists and has the lines of `new`; Git on Windows may have changed the line ends."""
-    return there.exists() and there.read_bytes().splitlines() == new.read_bytes().splitlines()
+def _read_json(path: Path) -> dict[str, Any]:
+    """Return what an export has written; nothing if the file is missing or damaged."""
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return {}
+
+
+def _warn_of_other_features(repository: Path, staged: Path, name: str) -> None:
+    """Warn if another version's program of the features is replaced. Its settings are checked to be the same."""
+    there, new = (root / f"{name}_features" / VERSION / "dali.py" for root in (repository, staged))
+    if there.exists() and _code(there) != _code(new):
+        logger.warning(
+            "%s differs from this version's program, which replaces it: features of the same settings, and so "
+            "transcripts, may change a little; to have the old ones again, export with the version of carnelian-export "
+            "that wrote it",
+            there,
+        )
 
 
 def _warn_of_kept_decode(repository: Path, staged: Path) -> None:
     """Warn if an `audio_decode` with another program stays. Tuning and edits change only its configuration."""
     there, new = (root / AUDIO_DECODE / VERSION / "dali.py" for root in (repository, staged))
-    if not _same_text(there, new):
+    if _code(there) != _code(new):
         logger.warning(
             "%s stays as it is, but its program differs from this version's, and may accept files that this one "
-            "refuses or fail on files that this one reads: to have this one's, move the folder away and export again",
+            "refuses or fail on files that this one reads: to have this one's, move the folder away and export again, "
+            "this model or another one of the repository",
             repository / AUDIO_DECODE,
         )
+
+
+def _code(program: Path) -> str | None:
+    """Return what a program does, without comments, docstrings and line ends; None if it is missing or damaged."""
+    try:
+        tree = ast.parse(program.read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return None
+    return ast.dump(_Docless().visit(tree))
+
+
+class _Docless(ast.NodeTransformer):
+    """Drop docstrings, of fields too."""
+
+    def visit_Expr(self, node: ast.Expr) -> ast.Expr | None:
+        return None if isinstance(node.value, ast.Constant) else node
 
 
 def _interface(model: Path) -> str:

@@ -1,5 +1,6 @@
 import dataclasses
 import json
+import re
 from pathlib import Path
 
 import onnx
@@ -12,6 +13,7 @@ from carnelian_export.stages import SOURCES, RepositoryError
 from carnelian_export.target import Target
 from carnelian_export.tuning import StageTuning, describe_tuning
 from carnelian_training.checkpoint import build_model
+from carnelian_training.features import FeatureSettings
 
 
 def test_a_fresh_repository_gets_all_folders_and_nothing_else(tmp_path, config, network, folders):
@@ -45,7 +47,7 @@ def test_other_labels_are_another_release(tmp_path, config, network, contents):
     write_model(tmp_path / "r", "tiny", config, network)
     before = contents(tmp_path / "r")
     other = dataclasses.replace(config, labels=(*config.labels, "-"))
-    with pytest.raises(RepositoryError, match=r"ctc\.json must be .* choose another --name"):
+    with pytest.raises(RepositoryError, match=r"ctc\.json must be .* choose another --name .* tiny, tiny_pcm, "):
         write_model(tmp_path / "r", "tiny", other, build_model(other).eval())
     assert contents(tmp_path / "r") == before
 
@@ -64,6 +66,48 @@ def test_line_ends_of_windows_are_no_other_release(tmp_path, config, network, ca
         path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
     write_model(tmp_path, "tiny", config, network)
     assert not caplog.records
+
+
+def test_settings_that_an_older_version_lacked_were_their_defaults(tmp_path, config, network):
+    """After an upgrade that added a setting, no name could get new weights."""
+    write_model(tmp_path, "tiny", config, network)
+    path = tmp_path / "tiny_features" / "1" / "features.json"
+    written = path.read_text()
+    older = json.loads(written)
+    assert older.pop("edges") == "reflect"
+    path.write_text(json.dumps(older))
+    other = dataclasses.replace(config, features=FeatureSettings(edges="zero"))
+    with pytest.raises(RepositoryError, match=r"features\.json must be"):
+        write_model(tmp_path, "tiny", other, network)
+    write_model(tmp_path, "tiny", config, network)
+    assert path.read_text() == written
+
+
+def test_a_reworded_program_is_no_other_release(tmp_path, config, network, caplog):
+    """After any upgrade no name could get new weights, and an `audio_decode` was said to differ."""
+    write_model(tmp_path, "tiny", config, network)
+    programs = [tmp_path / model / "1" / "dali.py" for model in ("tiny_features", "audio_decode")]
+    for program in programs:
+        written = program.read_text()
+        reworded = re.sub(r'("""|# )[A-Z]', r"\1In other words: ", written)
+        assert reworded.count("In other words") > 2
+        program.write_text(reworded)
+    write_model(tmp_path, "tiny", config, network)
+    assert not caplog.records
+
+
+def test_a_program_of_another_version_is_replaced_with_a_warning(tmp_path, config, network, caplog):
+    """The export was refused, and no advice led to new weights under the name with the settings kept in view."""
+    write_model(tmp_path, "tiny", config, network)
+    program, settings = (tmp_path / "tiny_features" / file for file in ("1/dali.py", "config.pbtxt"))
+    written = program.read_text()
+    program.write_text(written.replace("VARIANCE_GUARD = 1e-8", "VARIANCE_GUARD = 1e-9"))
+    settings.write_text(settings.read_text().replace("count: 1", "count: 3", 1))
+    write_model(tmp_path, "tiny", config, network)
+    assert program.read_text() == written
+    features, changes = caplog.messages
+    assert features.startswith(f"{program} differs from this version's program, which replaces it: ")
+    assert "tiny_features: instance_group was [count: 3 " in changes
 
 
 def test_another_format_is_another_release(tmp_path, config, network):
@@ -97,7 +141,7 @@ def test_an_audio_decode_of_another_version_stays_with_a_warning(tmp_path, confi
     write_model(repository, "tiny", config, network)
     assert program.read_text() == "# of another version"
     assert f"{repository / 'audio_decode'} stays as it is" in caplog.text
-    assert "move the folder away and export again" in caplog.text
+    assert "move the folder away and export again, this model or another one of the repository" in caplog.text
 
 
 def test_a_stranger_of_the_same_name_is_not_replaced(tmp_path, config, network):
