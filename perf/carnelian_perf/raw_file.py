@@ -27,6 +27,10 @@ MACHINE = ("cpu", "cores", "accelerator")
 """Keys of :attr:`RawFile.machine` that every page shows."""
 _CODE = re.compile(r"((?<!`)`[^`|]+`(?!`))")
 _MARKUP = re.compile(r"[\\\[*|]|<(?=[a-zA-Z/!?])")
+_WRITTEN_OTHERWISE = (
+    " (another command or another version of carnelian-perf wrote it, or it was edited; what wrote it can still read "
+    "it: see its `commit`)"
+)
 
 
 class RawFileError(ValueError):
@@ -225,7 +229,7 @@ def read_subject(path: Path) -> str:
     except ValueError as error:
         found = f"is no JSON: {error}"
     except (LookupError, TypeError):
-        found = "has no `subject`, the name of the command that wrote it"
+        found = f"has no `subject`, the name of the command that wrote it{_WRITTEN_OTHERWISE}"
     else:
         return str(subject)
     raise RawFileError(f"{path} must be a raw file, which a command of carnelian-perf writes, but {found}")
@@ -244,8 +248,5 @@ def read(path: Path, subject: str, parse: Callable[[bytes], T]) -> T:
         where = ".".join(map(str, first["loc"])) or "file"
         reason = f"{where}: {first['msg']}"
         if first["type"] != "json_invalid":
-            reason += (
-                " (another command or another version of carnelian-perf wrote it, or it was edited; what wrote it can "
-                "still read it)"
-            )
+            reason += _WRITTEN_OTHERWISE
         raise RawFileError(f"{path} must be a raw file of `carnelian-perf {subject}`, but is not: {reason}") from error

@@ -173,6 +173,7 @@ def test_what_lacks_all_of_a_raw_file_but_its_subject_is_status_1(tmp_path, call
         ("steam", "but is no JSON: Expecting value"),
         ("[]", "but has no `subject`"),
         ("{}", "but has no `subject`"),
+        ('{"date": "2026-11-21"}', "another version of carnelian-perf wrote it, or it was edited; what wrote it can"),
         ('{"subject": "words"}', "of which a page can be made, but its `subject` is 'words'"),
         ('{"subject": "sweep"}', "of a sweep, name the folder"),
         ('{"subject": ["tune"]}', "but its `subject` is \"['tune']\""),
