@@ -1,6 +1,7 @@
 """The checkpoints in the folder of a run."""
 
 import dataclasses
+import re
 import time
 from contextlib import suppress
 
@@ -34,8 +35,10 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(state, config, tmp_pa
     assert newest(tmp_path, config) == tmp_path / "tiny-00000001.pt"
     assert "tiny-00000002.pt is damaged: 'utf-8' codec can't decode" in caplog.text
     (tmp_path / "tiny-00000001.pt").write_bytes(b"")
+    caplog.clear()
     with pytest.raises(CheckpointError, match=r"none of 2 checkpoints in .*; to start anew, remove them"):
         newest(tmp_path, config)
+    assert ["falling back" in message for message in caplog.messages] == [True, False]  # there is none before the last
 
 
 def test_weights_alone_are_no_run_to_resume(state, config, tmp_path, caplog, write_at):
@@ -71,6 +74,20 @@ def test_nobody_is_told_to_remove_whole_weights(state, config, tmp_path, write_a
         newest(tmp_path, config)
     assert f"`init.checkpoint={tmp_path / 'tiny-00000001.pt'}`" in str(caught.value)
     assert "remove them" not in str(caught.value)
+
+
+def test_the_best_weights_are_what_to_start_from(state, config, tmp_path, write_at):
+    """The newest were named, which are seldom the best."""
+    write_at(state, config, tmp_path, 1, 2)
+    best = tmp_path / "tiny.pt"
+    checkpoint.publish(tmp_path / "tiny-00000001.pt", best)
+    for step in (1, 2):
+        drop_parts(tmp_path / f"tiny-0000000{step}.pt", "best_error")
+    with pytest.raises(CheckpointError, match=re.escape(f"`init.checkpoint={best}` to start")):
+        newest(tmp_path, config)
+    best.write_bytes(b"")
+    with pytest.raises(CheckpointError, match=re.escape(f"`init.checkpoint={tmp_path / 'tiny-00000002.pt'}` to start")):
+        newest(tmp_path, config)
 
 
 def test_what_a_killed_run_had_half_written_goes(state, config, tmp_path, write_at):

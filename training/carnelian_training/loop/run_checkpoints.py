@@ -132,11 +132,9 @@ def newest(directory: Path, config: RunConfig) -> Path | None:
             f"{best} would be replaced, for there is no checkpoint beside it to go on from: take another --out or "
             "another `name`, or move it away"
         )
-    whole = None
     for path in reversed(saved):
         try:
             _, content = checkpoint.load(path)
-            whole = whole or path
             if not content.get("training"):
                 raise CheckpointError(f"{path} must hold the state of a run to be resumed, but has weights alone")
             if missing := [part for part in PARTS if part not in content["training"]]:
@@ -145,10 +143,11 @@ def newest(directory: Path, config: RunConfig) -> Path | None:
                     "version"
                 )
         except CheckpointError as error:
-            logger.warning("%s\nfalling back to the checkpoint before it", error)
+            logger.warning("%s%s", error, "" if path == saved[0] else "\nfalling back to the checkpoint before it")
             continue
         return path
     if saved:
+        whole = next(filter(_is_whole, (best, *reversed(saved))), None)
         advice = (
             f"take another --out, and `init.checkpoint={whole}` to start from its weights; a run of another version "
             "goes on with that one"
@@ -157,6 +156,14 @@ def newest(directory: Path, config: RunConfig) -> Path | None:
         )
         raise CheckpointError(f"none of {len(saved)} checkpoints in {directory} can be resumed; {advice}")
     return None
+
+
+def _is_whole(path: Path) -> bool:
+    try:
+        checkpoint.load(path)
+    except (CheckpointError, ConfigError):
+        return False
+    return True
 
 
 def checkpoints(directory: Path, config: RunConfig) -> list[Path]:
