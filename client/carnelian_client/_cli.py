@@ -40,6 +40,14 @@ def _folder(path: str) -> Path:
     return Path(path)
 
 
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"carnelian-client {version('carnelian-client')}")
+        raise typer.Exit
+
+
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
 
@@ -114,6 +122,9 @@ def transcribe(
     key: Annotated[
         Path | None, typer.Option(help="PEM file of the certificate's key.", exists=True, dir_okay=False)
     ] = None,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
 ) -> None:
     """Transcribe audio files with a Carnelian server.
 

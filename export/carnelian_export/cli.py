@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from carnelian_training.command_options import escape_output, folder
+from carnelian_training.command_options import escape_output, folder, version_option
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -63,6 +63,7 @@ def export(
     options: Annotated[
         list[str] | None, typer.Option("--option", help="A default of the decoder, such as decoder=ngram; repeatable.")
     ] = None,
+    version: Annotated[bool, version_option("carnelian-export")] = False,
 ) -> None:
     """Write a model's folders into a Triton repository, once the exported graph agrees with PyTorch.
 

@@ -5,6 +5,7 @@ import logging
 import os
 import signal
 import sys
+from typing import Annotated
 
 import typer
 
@@ -23,8 +24,20 @@ for commands in (sweeps, inference, traffic, server, accuracy, training):
     app.add_typer(commands.app)
 
 
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"carnelian-perf {version('carnelian-perf')}")
+        raise typer.Exit
+
+
 @app.callback()
-def carnelian_perf() -> None:
+def carnelian_perf(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
     """Measurements of a Carnelian server, of inference without one, and of training."""
 
 

@@ -32,6 +32,14 @@ def _folder(path: str) -> Path:
     return Path(path)
 
 
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"carnelian-serving {version('carnelian-serving')}")
+        raise typer.Exit
+
+
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
@@ -63,6 +71,9 @@ def serve(
         int, typer.Option(help="Seconds that what the models are at may take when the server stops.", min=1)
     ] = 30,
     log_level: Annotated[LogLevel, typer.Option(help="How much of Triton's log to show.")] = "warning",
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
 ) -> None:
     """Serve a model repository with Triton Inference Server until SIGTERM or Ctrl-C.
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from carnelian_training.command_options import Overrides, check_checkpoint, escape_output, folder
+from carnelian_training.command_options import Overrides, check_checkpoint, escape_output, folder, version_option
 from carnelian_training.corpora.command import convert, perturb, prepare, validate
 from carnelian_training.evaluation.command import evaluate, transcribe
 from carnelian_training.foreign.command import import_, to_huggingface, to_nemo
@@ -16,6 +16,11 @@ from carnelian_training.synthesis.command import surroundings, synthesise
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 # The panels of --help, in this order.
 MODELS, LANGUAGE_MODELS, DATA, TOOLKITS = "Models", "Language models", "Data", "Other toolkits' checkpoints"
+
+
+@app.callback()
+def carnelian_train(version: Annotated[bool, version_option("carnelian-training")] = False) -> None:
+    """Hold the options that come before any command."""
 
 
 @app.command(rich_help_panel=MODELS)

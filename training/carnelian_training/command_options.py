@@ -4,13 +4,26 @@ import io
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from carnelian_training.replacement import is_stream
 
 Overrides = Annotated[list[str] | None, typer.Option("--set", help="a.b=value, over the file; repeatable.")]
+
+
+def version_option(distribution: str) -> Any:
+    """Declare `--version`, which prints a distribution's version and ends the command, whatever else it lacks."""
+
+    def show(wanted: bool) -> None:
+        if wanted:
+            from importlib.metadata import version
+
+            typer.echo(f"{distribution} {version(distribution)}")
+            raise typer.Exit
+
+    return typer.Option("--version", callback=show, is_eager=True, help="Print the version and exit.")
 
 
 def check_writable(path: Path | None) -> Path | None:
