@@ -11,7 +11,7 @@ from carnelian_training.models.network import CtcNetwork, StackNetwork
 from carnelian_training.precision import DTYPES
 
 from carnelian_export.engine import EngineRun, build_engine
-from carnelian_export.graph.quantise import check_quantisable, quantise, read_features
+from carnelian_export.graph.quantise import quantise, read_features
 from carnelian_export.graph.shaped import build_shaped, export_shaped
 from carnelian_export.graph.stepped import export_stepped
 from carnelian_export.graph.to_onnx import OUTPUTS, export_ragged
@@ -41,17 +41,16 @@ def write_acoustic(folder: Path, network: CtcNetwork, config: Config, target: Ta
     Raises:
         ParityError: The file and the network differ by more than the precision explains.
         EngineError: TensorRT is not installed, or does not build the engine.
-        QuantisationError: There are no clips to calibrate on, or the network cannot be quantised.
-        TargetError: The network is too large for TensorRT, or for int8, in this precision.
+        QuantisationError: There are no clips to calibrate on.
+        TargetError: The network is too large for TensorRT in this precision.
     """
     _check_size(network, target)
     if target.format == "tensorrt":
         return _write_engine(folder / "model.plan", network, target, max_batch_size, config.features.hop_samples)
     path, name = folder / "model.onnx", folder.parent.name
     if target.int8_clips is not None:
-        stack = check_quantisable(network)
         clips = read_features(target.int8_clips, config)
-        onnx.save(quantise(stack, clips.calibration), path)
+        save(quantise(network, clips.calibration), path)
         return check_distributions(path, network, clips.comparison, name)
     dtype = DTYPES[target.precision]
     if target.provider == "tensorrt":
@@ -81,7 +80,7 @@ def save(graph: onnx.ModelProto, path: Path) -> None:
 
 def _check_size(network: CtcNetwork, target: Target) -> None:
     """Refuse a network over 2 GiB for targets that need all weights in one file, before it is traced for minutes."""
-    if target.format == "onnx" and target.provider != "tensorrt" and target.precision != "int8":
+    if target.format == "onnx" and target.provider != "tensorrt":
         return
     number = sum(parameter.numel() for parameter in network.parameters())
     # For the other precisions, a graph in float32 is made first: to convert it, or to compare it with the network.
@@ -89,7 +88,7 @@ def _check_size(network: CtcNetwork, target: Target) -> None:
     if number * size > MOST_BYTES:
         advice = "; export with `--precision fp16`" if size > 2 and number * 2 <= MOST_BYTES else ""
         raise TargetError(
-            "for TensorRT or int8 a network must take less than 2 GiB, but the parameters of this one take "
+            "for TensorRT a network must take less than 2 GiB, but the parameters of this one take "
             f"{number * size / 2**30:.2f} GiB in {kept}{advice}"
         )
 

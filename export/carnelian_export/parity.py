@@ -126,8 +126,8 @@ def check_distributions(
     session = open_graph(path)
     distances = []
     for clip in clips:
-        expected, end = score(network, clip, clip.shape[1])
-        found, _ = run(session, [clip], [clip.shape[1]])
+        expected, end = score(network, clip, clip.shape[-1])
+        found, _ = run(session, [clip], [clip.shape[-1]])
         distances.append(np.abs(np.exp(found[0, :end]) - np.exp(expected)).sum(1))
     distance = float(np.concatenate(distances).mean())
     if not distance <= MEAN_DISTANCE:

@@ -8,14 +8,12 @@ import pytest
 import soundfile
 import torch
 from carnelian_export import parity
-from carnelian_export.acoustic import write_acoustic
 from carnelian_export.graph import quantise
 from carnelian_export.graph.quantise import QuantisationError, read_features
 from carnelian_export.model_configs import TensorSizes, build_configs
 from carnelian_export.parity import ParityError, run, score
 from carnelian_export.target import Target, TargetError
 from carnelian_training.models.masked import MaskedBatchNorm
-from carnelian_training.models.wav2vec2 import Wav2Vec2, Wav2Vec2Config
 
 # One step of 8 bits here or there, where kernels add float32 in another order.
 TOLERANCE = 0.05
@@ -182,12 +180,3 @@ def test_clips_come_from_all_over_a_manifest_and_others_are_compared_with(config
     calibration, comparison = read_features(manifest, config)
     for found, clip in zip([*calibration, *comparison], [*everything[::3], *everything[1::3]], strict=True):
         np.testing.assert_array_equal(found, clip)
-
-
-def test_another_architecture_is_refused_by_name(config):
-    small = Wav2Vec2Config(width=8, heads=2, layers=1, feed_forward=8, conv_channels=(4,) * 7, position_groups=2)
-    with pytest.raises(QuantisationError, match="Jasper and QuartzNet"):
-        quantise.check_quantisable(Wav2Vec2(small, 4).eval())
-    target = Target(precision="int8", int8_clips=Path("missing.jsonl"))
-    with pytest.raises(QuantisationError, match="Jasper and QuartzNet"):  # before any clip is looked for
-        write_acoustic(Path(), Wav2Vec2(small, 4).eval(), config, target, 1)

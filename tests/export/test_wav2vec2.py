@@ -11,18 +11,22 @@ import pytest
 import torch
 from carnelian_export import acoustic
 from carnelian_export.cli import main
+from carnelian_export.graph.quantise import quantise
 from carnelian_export.graph.to_onnx import INPUTS, OUTPUTS, export_padded, export_ragged
 from carnelian_export.model_configs import read_config
-from carnelian_export.parity import TOLERANCES, run, score
+from carnelian_export.parity import MEAN_DISTANCE, TOLERANCES, run, score
 from carnelian_export.repository import write_model
 from carnelian_export.target import Target, TargetError
 from carnelian_training import waveform
 from carnelian_training.checkpoint import build_model
 from carnelian_training.config import config_from_dict
 
-REFERENCES = Path(__file__).parents[1] / "training" / "references"
+ROOT = Path(__file__).parents[2]
+REFERENCES = ROOT / "tests" / "training" / "references"
 # Kernels add the same float32 numbers in another order.
 TOLERANCE = 1e-4
+STEP = 0.05
+"""One step of 8 bits here or there, for the same reason."""
 SAMPLES = [130, 2611, 8000, 129, 4000]
 FRAMES = [1, 20, 62, 0, 31]
 
@@ -213,12 +217,11 @@ FP16 = r"; export with `--precision fp16`$"
     [
         (1280, {"format": "tensorrt"}, rf"must take less than 2 GiB, but .* take 3\.59 GiB in fp32{FP16}"),
         (1280, {"provider": "tensorrt"}, rf"take 3\.59 GiB in fp32{FP16}"),
-        (1280, {"precision": "int8", "int8_clips": Path("dev.jsonl")}, rf"take 3\.59 GiB in fp32{FP16}"),
         (1920, {"format": "tensorrt"}, r"take 8\.04 GiB in fp32$"),
         (1920, {"format": "tensorrt", "precision": "fp16"}, r"take 4\.02 GiB in fp16$"),
     ],
 )
-def test_a_network_too_large_for_tensorrt_or_int8_is_refused_before_it_is_traced(tmp_path, width, target, message):
+def test_a_network_too_large_for_tensorrt_is_refused_before_it_is_traced(tmp_path, width, target, message):
     """XLS-R of 1 and 2 billion parameters."""
     model = {"name": "wav2vec2", "width": width, "layers": 48, "heads": 16, "feed_forward": 4 * width}
     config = config_from_dict({"name": "large", "model": model}, "here")
@@ -240,3 +243,63 @@ def test_a_pretrained_folder_is_refused(tmp_path, call):
     status, _, err = call(main, REFERENCES / "wav2vec2_pretraining", "--name", "x", "--repository", tmp_path)
     assert status == 1
     assert "was pre-trained and knows no letters yet" in err
+
+
+def test_in_int8_every_product_with_weights_but_the_heads_is_in_integers():
+    _, network = built("adapters")
+    graph = quantise(network, []).graph
+    kinds = [node.op_type for node in graph.node]
+    # Of each of 4 layers: query, key, value, output, 2 of the feed-forward, 2 of the adapter; and the projection.
+    assert kinds.count("MatMulIntegerToFloat") == 4 * 8 + 1
+    assert kinds.count("QuantizeLinear") == 4 * 6 + 1  # query, key and value have the same frames
+    assert kinds.count("MatMul") == 4 * 2 + 1  # attention itself, and the head
+    kept = {tensor.name for tensor in graph.initializer if tensor.data_type == onnx.TensorProto.FLOAT}
+    assert [node.name for node in graph.node if node.op_type == "MatMul" and node.input[1] in kept] == [
+        "/network/head/MatMul"
+    ]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_in_int8_a_batch_says_what_each_clip_alone_says_and_nearly_what_pytorch_says(kind, open_session, clips):
+    _, network = built(kind)
+    session = open_session(quantise(network, []))
+    batch, _ = run(session, clips, SAMPLES)
+    for row, clip in enumerate(clips):
+        expected, end = score(network, clip, len(clip))
+        alone, _ = run(session, [clip], [len(clip)])
+        np.testing.assert_allclose(batch[row, :end], alone[0, :end], atol=STEP)
+        assert not batch[row, end:].any()
+        if end:
+            assert np.abs(np.exp(alone[0, :end]) - np.exp(expected)).sum(1).mean() < MEAN_DISTANCE / 5
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_in_int8_a_bad_value_is_told_and_stays_in_its_row(bad, open_session, clips):
+    _, network = built("base")
+    session = open_session(quantise(network, []))
+    before, _ = run(session, clips, SAMPLES)
+    clips[2][4000] = bad
+    after, _ = run(session, clips, SAMPLES)
+    assert np.isnan(after[2]).any()
+    for row in (0, 1, 4):
+        np.testing.assert_allclose(after[row], before[row], atol=STEP)
+
+
+def test_equal_weights_are_rounded_to_int8_once(open_session, clips):
+    _, network = built("base")
+    for layer in network.layers:
+        layer.attention.key.weight = layer.attention.query.weight  # which the exporter stores once
+    session = open_session(quantise(network, []))
+    expected, end = score(network, clips[2], SAMPLES[2])
+    found, _ = run(session, clips[2:3], SAMPLES[2:3])
+    assert np.abs(np.exp(found[0, :end]) - np.exp(expected)).sum(1).mean() < MEAN_DISTANCE / 5
+
+
+def test_int8_is_compared_on_real_clips(tmp_path):
+    config, network = built("large")
+    manifest = ROOT / "demo" / "clips" / "manifest.jsonl"
+    for precision in ("fp32", "int8"):
+        target = Target(precision=precision, int8_clips=manifest if precision == "int8" else None)
+        difference = write_model(tmp_path / precision, "tiny", config, network, target=target)
+    assert 1e-4 < difference < MEAN_DISTANCE / 5
+    assert json.loads((tmp_path / "int8/tiny_ctc/1/ctc.json").read_text())["labels"]

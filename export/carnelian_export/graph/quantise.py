@@ -1,6 +1,7 @@
-"""Quantise a graph to int8 for CPUs: its convolutions compute in integers, with scales measured on calibration clips.
+"""Quantise a graph to int8 for CPUs.
 
-The scales are constants of the graph. Scales computed from each batch as it comes would be simpler, but then a clip's
+The convolutions of Jasper and QuartzNet compute in integers, with scales measured on calibration clips, which are
+constants of the graph. Scales computed from each batch as it comes would be simpler, but then a clip's
 transcript would depend on its neighbours.
 
 Weights use 7 of their 8 bits: x86 CPUs without VNNI add two products in 16 bits, which 8-bit weights would overflow.
@@ -17,14 +18,16 @@ import numpy.typing as npt
 import onnx
 from carnelian_training.config import Config
 from carnelian_training.data.loading import load
-from carnelian_training.data.manifest import read_manifest
+from carnelian_training.data.manifest import Clip, read_manifest
 from carnelian_training.data.plan import Item
 from carnelian_training.features import SAMPLE_RATE_HZ
 from carnelian_training.models.network import CtcNetwork, StackNetwork
+from carnelian_training.models.wav2vec2 import Wav2Vec2
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
 
 from carnelian_export.graph.folding import fold_batch_norms
-from carnelian_export.graph.to_onnx import INPUTS, RaggedAcoustic, trace_ragged
+from carnelian_export.graph.frame_scales import quantise_products
+from carnelian_export.graph.to_onnx import INPUTS, RaggedAcoustic, store_as_float16, trace_ragged, trace_waveforms
 from carnelian_export.parity import ClipFeatures, make_inputs
 
 MOST_CLIPS = 64
@@ -42,28 +45,17 @@ KINDS = ("Conv", "Relu", "Add", "Where")
 
 
 class QuantisationError(ValueError):
-    """There are no clips to measure scales on, or the architecture cannot be quantised."""
+    """There are no clips, or too little sound, to measure scales on."""
 
 
 class Int8Clips(NamedTuple):
-    """The features of the clips that int8 needs, [num_mels, frames] float32 each."""
+    """The features of the clips that int8 needs; see :func:`load_features`."""
 
     calibration: list[ClipFeatures]
     """The clips to measure the activations' ranges on: those that are not silent."""
     comparison: list[ClipFeatures]
     """The clips to compare the int8 graph with the network on. They differ from those of `calibration` if the manifest
     has more than :data:`MOST_CLIPS`."""
-
-
-def check_quantisable(network: CtcNetwork) -> StackNetwork:
-    """Return the network if int8 supports it.
-
-    Raises:
-        QuantisationError: The network is neither Jasper nor QuartzNet.
-    """
-    if not isinstance(network, StackNetwork):
-        raise QuantisationError("int8 is for Jasper and QuartzNet; export this network in fp32 or fp16")
-    return network
 
 
 def read_features(manifest: Path, config: Config) -> Int8Clips:
@@ -77,17 +69,12 @@ def read_features(manifest: Path, config: Config) -> Int8Clips:
     if not clips:
         raise QuantisationError(f"a manifest to calibrate on must name at least one clip, but {manifest} has none")
     step = math.ceil(len(clips) / MOST_CLIPS)
-    read = {
-        start: [
-            batch.features[0, :, : int(batch.lengths[0])].numpy()
-            for batch in load([[Item(clip)] for clip in clips[start::step]], config.features, config.data.num_threads)
-        ]
-        for start in {0, step // 2}  # of few clips, both uses have the same ones
-    }
+    # Of few clips, both uses have the same ones.
+    read = {start: load_features(clips[start::step], config) for start in {0, step // 2}}
     features, others = read[0], read[step // 2]
     # Features are normalised: each band of a clip has variance 1, except bands of which nothing is heard.
     audible = [clip for clip in features if clip.std() > 0.5]
-    heard = sum(clip.shape[1] for clip in audible) * config.features.hop_samples / SAMPLE_RATE_HZ
+    heard = sum(clip.shape[-1] for clip in audible) * config.features.hop_samples / SAMPLE_RATE_HZ
     if heard < LEAST_S:
         raise QuantisationError(
             f"a manifest to calibrate on must hold at least {LEAST_S:g} s of sound, but {manifest} has {heard:.1f} s "
@@ -96,13 +83,33 @@ def read_features(manifest: Path, config: Config) -> Int8Clips:
     return Int8Clips(audible, others)
 
 
-def quantise(network: StackNetwork, clips: Sequence[ClipFeatures]) -> onnx.ModelProto:
-    """Export the ragged graph with 8-bit weights, one scale per channel, and 8-bit activations, one scale per tensor.
+def load_features(clips: Sequence[Clip], config: Config) -> list[ClipFeatures]:
+    """Compute the features of clips: [num_mels, frames] float32 each, or [samples] for wav2vec 2.0.
+
+    Raises:
+        RuntimeError: A clip cannot be read.
+    """
+    batches = load([[Item(clip)] for clip in clips], config.features, config.data.num_threads)
+    # Samples are one channel.
+    return [batch.features[0, :, : int(batch.lengths[0])].squeeze(0).numpy() for batch in batches]
+
+
+def quantise(network: CtcNetwork, clips: Sequence[ClipFeatures]) -> onnx.ModelProto:
+    """Export the ragged graph with 8-bit weights, one scale per channel, and 8-bit activations.
+
+    Activations have one scale per tensor; those of wav2vec 2.0, one per frame.
 
     Args:
-        network: Jasper or QuartzNet in evaluation mode.
-        clips: The clips to measure the activations' ranges on; at least one, and not silent.
+        network: In evaluation mode.
+        clips: The clips to measure the activations' ranges on; at least one, and not silent. wav2vec 2.0 needs none.
     """
+    if isinstance(network, Wav2Vec2):
+        graph = trace_waveforms(network)
+        _unshare(graph.graph)
+        quantise_products(graph)
+        store_as_float16(graph.graph)
+        return graph
+    assert isinstance(network, StackNetwork)
     module = RaggedAcoustic(fold_batch_norms(network))
     graph = trace_ragged(module, (network.config.num_mels, 40))
     _unshare(graph.graph)

@@ -177,7 +177,7 @@ def export_ragged(network: CtcNetwork, dtype: torch.dtype = torch.float32) -> on
         graph = trace_ragged(module, (network.config.num_mels, 40))
     else:
         assert isinstance(network, Wav2Vec2)
-        graph = trace_ragged(RaggedWaveforms(network), (40 * network.config.stride,))
+        graph = trace_waveforms(network)
     store_as_float16(graph.graph)
     return graph
 
@@ -187,6 +187,11 @@ def trace_ragged(module: nn.Module, shape: tuple[int, ...]) -> onnx.ModelProto:
     shapes = torch.tensor([shape, (*shape[:-1], shape[-1] * 8 // 5)], dtype=torch.int32)
     features = torch.zeros(int(shapes.prod(1).sum()))
     return trace(module, dict(zip(INPUTS, (features, shapes, shapes[:, -1:]), strict=True)))
+
+
+def trace_waveforms(network: Wav2Vec2) -> onnx.ModelProto:
+    """Trace the graph of wav2vec 2.0 with :data:`INPUTS`."""
+    return trace_ragged(RaggedWaveforms(network), (40 * network.config.stride,))
 
 
 def export_padded(network: CtcNetwork) -> onnx.ModelProto:

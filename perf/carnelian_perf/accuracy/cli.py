@@ -198,7 +198,7 @@ def words(
 def int8(
     checkpoint: Annotated[
         Path,
-        typer.Argument(help="A checkpoint of Jasper or QuartzNet.", callback=check_input),
+        typer.Argument(help="A checkpoint.", callback=check_input),
     ],
     clips: Annotated[Path, typer.Option("--int8-clips", help="Manifest to calibrate on.", callback=check_input)],
     manifest: Annotated[Path, typer.Option(help="Manifest of other clips, to transcribe.", callback=check_input)],

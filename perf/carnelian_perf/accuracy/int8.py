@@ -11,14 +11,12 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from carnelian_export.graph.quantise import check_quantisable, quantise, read_features
+from carnelian_export.graph.quantise import load_features, quantise, read_features
 from carnelian_export.graph.to_onnx import export_ragged
-from carnelian_export.parity import ClipFeatures, run
+from carnelian_export.parity import run
 from carnelian_training.config import Config
 from carnelian_training.ctc import Options
-from carnelian_training.data.loading import load
 from carnelian_training.data.manifest import Clip, clips_to_evaluate, read_manifest
-from carnelian_training.data.plan import Item
 from carnelian_training.evaluation.error_rates import count_errors
 from carnelian_training.evaluation.evaluate import build_decoder
 from carnelian_training.models.network import CtcNetwork
@@ -88,24 +86,20 @@ def measure(config: Config, network: CtcNetwork, calibration: Path, manifest: Pa
     clips = clips_to_evaluate(manifest)
     check_others(read_manifest(calibration), clips)
     decoder = build_decoder(config)
-    graphs = (
-        export_ragged(network),
-        quantise(check_quantisable(network), read_features(calibration, config).calibration),
-    )
+    graphs = (export_ragged(network), quantise(network, read_features(calibration, config).calibration))
     # One thread: the CPU clock of a process counts a pool's threads late, and also their spinning after the work.
     sessions = [open_session(graph, ON_CPU, threads=1) for graph in graphs]
     pairs = []
     # Read all clips before the first is timed: threads that read ahead would be counted for the form that runs.
-    batches = list(load([[Item(clip)] for clip in clips], config.features, config.data.num_threads))
-    inputs: list[ClipFeatures] = [batch.features[0, :, : int(batch.lengths[0])].numpy() for batch in batches]
+    inputs = load_features(clips, config)
     for session in sessions:
-        run(session, inputs[:1], [inputs[0].shape[1]])  # warms up
+        run(session, inputs[:1], [inputs[0].shape[-1]])  # warms up
     for number, (clip, features) in enumerate(zip(clips, inputs, strict=True)):
         scores = [np.empty(0, np.float32)] * 2
         cpu_s: tuple[list[float], list[float]] = ([], [])
         for form in ((0, 1) if number % 2 else (1, 0)) * REPEATS:
             start = time.process_time()
-            scores[form] = run(sessions[form], [features], [features.shape[1]])[0][0]
+            scores[form] = run(sessions[form], [features], [features.shape[-1]])[0][0]
             cpu_s[form].append(time.process_time() - start)
         best = scores[0].argmax(1)
         errors = [count_errors(clip.text, found.text) for found in decoder.decode(scores, [Options()] * 2)]

@@ -22,7 +22,7 @@ from carnelian_export.acoustic import save
 from carnelian_export.engine import EngineError, EngineRun, load_tensorrt
 from carnelian_export.engine import build_engine as build_plan
 from carnelian_export.graph.precision import lower
-from carnelian_export.graph.quantise import check_quantisable, quantise
+from carnelian_export.graph.quantise import quantise
 from carnelian_export.graph.shaped import export_shaped
 from carnelian_export.graph.to_onnx import INPUTS, OPSET, OUTPUTS, export_ragged
 from carnelian_export.profiles import SHAPED_INPUTS, Profile, shapes_of
@@ -62,7 +62,6 @@ def build_engine(name: str, network: CtcNetwork, device: str, precision: str, th
 
     Raises:
         EngineError: The engine does not support this network, device or precision.
-        QuantisationError: The engine is `onnx_int8`, and the network cannot be quantised.
     """
     if name in GPU_ONLY and device == "cpu":
         raise EngineError("no GPU")
@@ -99,7 +98,7 @@ def _quantise(network: CtcNetwork) -> onnx.ModelProto:
     """Quantise a network to int8 with scales from noise, which are wrong for speech but as fast as right ones."""
     rng = np.random.default_rng(0)
     noise = rng.standard_normal((network.config.feature_channels, 200), np.float32)
-    return quantise(check_quantisable(network), [noise])
+    return quantise(network, [noise])
 
 
 def _make_plain(network: CtcNetwork) -> PlainQuartzNet:

@@ -16,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from carnelian_export.engine import EngineError
-from carnelian_export.graph.quantise import QuantisationError
 from carnelian_training.config import Config
 from carnelian_training.ctc import Decoder, Options
 from carnelian_training.evaluation.evaluate import build_decoder
@@ -87,7 +86,7 @@ def _build(plan: Plan, name: str, network: CtcNetwork) -> Engine | str:
     """Build an engine, or say why it cannot be built."""
     try:
         return build_engine(name, network, plan.device, plan.precision, plan.threads)
-    except (EngineError, QuantisationError) as error:
+    except EngineError as error:
         return f"not run: {error}"
 
 

@@ -135,11 +135,10 @@ def test_wav2vec2_is_timed_beside_the_published_rows(tmp_path):
     eager, onnx, int8 = measured.timings
     assert eager.same_texts
     assert onnx.same_texts
-    assert int8.not_run == "not run: int8 is for Jasper and QuartzNet; export this network in fp32 or fp16"
+    assert int8.network_cpu_ms  # with random weights, rounding decides which label is best
     published = A100 | {"model": "wav2vec2_base_hourglass", "precision": "bf16"}
     page = render_page(replace(measured, published=published), "raw.json")
-    assert page.count("| 17.7 |") == 2
-    assert f"ONNX Runtime, int8: {int8.not_run}." in page
+    assert page.count("| 17.7 |") == 3
     with pytest.raises(ValueError, match="--set must go with a training YAML"):
         load_network(CHECKPOINT, ["model.hourglass={}"])
 
