@@ -136,7 +136,7 @@ def test_any_alphabet_comes_along(rewrite):
 
 
 def test_the_first_form_of_nemo_1_reads_alike(rewrite):
-    """`cls` and `params` in place of `_target_`, folders in the archive, options of then."""
+    """`cls` and `params` in place of `_target_`, options of then."""
 
     def old_form(tree, tensors):
         for name in ("preprocessor", "encoder", "decoder"):
@@ -144,8 +144,7 @@ def test_the_first_form_of_nemo_1_reads_alike(rewrite):
         tree["preprocessor"]["params"] |= {"pad_to": 16, "stft_conv": True, "feat_type": "logfbank"}
         tree["labels"] = tree["decoder"]["params"].pop("vocabulary")
 
-    old = rewrite(old_form, prefix="model/")
-    config, weights = sources.read(old, "same")
+    config, weights = sources.read(rewrite(old_form), "same")
     expected, expected_weights = sources.read(QUARTZNET, "same")
     assert config == expected
     assert all(torch.equal(weights[name], tensor) for name, tensor in expected_weights.items())
@@ -375,5 +374,6 @@ def test_no_class_is_loaded_and_nothing_is_unpacked(rewrite, tmp_path):
     harmful = rewrite(lambda _, tensors: tensors.update(a=Foreign()))
     with pytest.raises(CheckpointError, match="cannot be read"):
         sources.read(harmful)
-    sources.read(rewrite(prefix="../../"))
+    with pytest.raises(CheckpointError, match=r"x\.nemo must hold model_config\.yaml at its root, but does not"):
+        sources.read(rewrite(prefix="../../"))
     assert [path.name for path in tmp_path.iterdir()] == ["x.nemo"]

@@ -29,6 +29,11 @@ def pack(path: Path, contents: dict[str, bytes], **options) -> None:
             archive.addfile(member, io.BytesIO(content))
 
 
+def members(path: Path) -> dict[str, bytes]:
+    with tarfile.open(path) as archive:
+        return {Path(member.name).name: archive.extractfile(member).read() for member in archive if member.isfile()}
+
+
 @pytest.mark.parametrize("compress", [functools.partial(gzip.compress, mtime=0), bz2.compress, lzma.compress])
 def test_a_damaged_archive_is_named(tmp_path, compress):
     path = tmp_path / "x.nemo"
@@ -118,6 +123,23 @@ def test_a_link_is_refused_by_name(tmp_path, target):
     with tarfile.open(path, "w") as archive:
         archive.addfile(link)
     with pytest.raises(CheckpointError, match=r"x\.nemo: model_config\.yaml must be a regular file, but is a link"):
+        sources.read(path)
+
+
+def test_only_the_files_at_the_root_count(tmp_path):
+    """A copy in a folder took the place of the model's own weights."""
+    path, parts = tmp_path / "x.nemo", members(REFERENCES / "quartznet.nemo")
+    others = members(REFERENCES / "jasper.nemo")
+    pack(path, {f"./{name}": parts[name] for name in parts} | {f"./before/{name}": others[name] for name in others})
+    expected, weights = sources.read(REFERENCES / "quartznet.nemo", "same")
+    config, found = sources.read(path, "same")
+    assert config == expected
+    assert all(torch.equal(found[name], tensor) for name, tensor in weights.items())
+    pack(path, {f"model/{name}": content for name, content in parts.items()})
+    with pytest.raises(CheckpointError, match=r"x\.nemo must hold model_config\.yaml at its root, but does not"):
+        sources.read(path)
+    pack(path, parts | {f"./{nemo_archive.WEIGHTS_FILE}": others[nemo_archive.WEIGHTS_FILE]})
+    with pytest.raises(CheckpointError, match=r"x\.nemo must hold model_weights\.ckpt once, but holds it twice"):
         sources.read(path)
 
 

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 CONFIG_FILE, WEIGHTS_FILE = "model_config.yaml", "model_weights.ckpt"
 FOLLOW_LINKS = ("--dereference", "--hard-dereference")
 """The options with which `tar` packs files in the place of links to them."""
+_UNREADABLE = (tarfile.TarError, EOFError, OSError, zlib.error, lzma.LZMAError)
+"""What `tarfile` raises for a damaged archive or another file; `OSError` is from bzip2."""
 
 
 class _Header(tarfile.TarInfo):
@@ -47,8 +49,10 @@ class _Header(tarfile.TarInfo):
 def read(path: Path) -> tuple[Options, dict[str, Tensor]]:
     """Read NeMo's configuration and the tensors of a `.nemo` file, without unpacking it to disk or loading its classes.
 
+    As in NeMo, members in folders do not count.
+
     Raises:
-        CheckpointError: The file is not such an archive, is far larger unpacked, or lacks one of the two parts.
+        CheckpointError: The file is not such an archive, is far larger unpacked, or does not have both parts once.
     """
     parts: dict[str, bytes] = {}
     unpacked = 0
@@ -58,8 +62,10 @@ def read(path: Path) -> tuple[Options, dict[str, Tensor]]:
             for member in archive:
                 unpacked += member.size
                 check_unpacked_size(path, unpacked, packed)
-                name = PurePosixPath(member.name).name
+                name = str(PurePosixPath(member.name))  # without the ./ before it
                 if name in (CONFIG_FILE, WEIGHTS_FILE):
+                    if name in parts:
+                        raise CheckpointError(f"{path} must hold {name} once, but holds it twice")
                     if not member.isreg():  # `tarfile` would follow a link, to no member or to itself
                         raise CheckpointError(
                             f"{path}: {name} must be a regular file, but is a link or the like: unpack the archive and "
@@ -70,14 +76,14 @@ def read(path: Path) -> tuple[Options, dict[str, Tensor]]:
                     if name == WEIGHTS_FILE and not file.peek(len(ZIP)).startswith((ZIP, PICKLE)):
                         raise CheckpointError(f"{path}: {WEIGHTS_FILE} must be a file of PyTorch's, but is none")
                     parts[name] = file.read()
-    except (tarfile.TarError, EOFError, OSError, zlib.error, lzma.LZMAError) as error:  # OSError: from bzip2
+    except _UNREADABLE as error:
         if getattr(error, "errno", None) is not None:
             raise
         why = str(error).partition(":\n")[0]  # if it is no archive, a line for each compression would follow
         raise CheckpointError(f"{path} must be a whole tar archive, as .nemo files are, but is not: {why}") from error
     for name in (CONFIG_FILE, WEIGHTS_FILE):
         if name not in parts:
-            raise CheckpointError(f"{path} must hold {name}, but does not")
+            raise CheckpointError(f"{path} must hold {name} at its root, but does not")
     check_undamaged(path, io.BytesIO(parts[WEIGHTS_FILE]))
     try:
         tree = strict_yaml.load(parts[CONFIG_FILE], unique_keys=False)
