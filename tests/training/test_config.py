@@ -118,7 +118,7 @@ def test_an_override_fills_a_section_that_is_empty(config_file):
         ("optimizer.lrate=1", r"optimizer\.lrate: unknown key \(found 1\)"),
         ("data.train=a.jsonl", r"data\.train: must be a list \(found 'a.jsonl'\)"),
         ("loop=", r"loop: must be a section of `key: value` \(found None\)"),
-        ("labels=[a, a]", r"are not: \['a'\]$"),
+        ("labels=[a, a]", r"are not: \['a'\]: put others in their place, .* import --set 'labels=\[\.\.\.\]'`$"),
         ("labels=[ab]", "distinct single"),
         ("labels=[a, a\u0308]", r"composed \(NFC\), but these are not: \['a\\u0308'\]"),
         ("model.num_mels=0", r"`num_mels` must be at least 1"),

@@ -271,7 +271,7 @@ def test_labels_of_another_language_have_to_be_named(tmp_path):
     assert sources.read(path, overrides=(f"labels={list(labels)}",))[0].labels == tuple(labels)
 
 
-def test_other_files_are_refused(tmp_path):
+def test_other_files_are_refused(tmp_path, caplog):
     torch.save({"weights": 1}, tmp_path / "a.pt")
     with pytest.raises(CheckpointError, match="is one of Carnelian already"):
         sources.read(tmp_path / "a.pt")
@@ -285,6 +285,7 @@ def test_other_files_are_refused(tmp_path):
     torch.save({"state_dict": {"wav2vec": torch.zeros(1)}}, tmp_path / "b.pt")
     with pytest.raises(CheckpointError, match=r"must hold `encoder\.layers`"):
         sources.read(tmp_path / "b.pt")
+    assert "EMA" not in caplog.text  # which only DLE's files have
 
 
 @pytest.mark.parametrize(
@@ -330,8 +331,16 @@ def test_a_file_that_is_no_yaml_is_refused(quartznet):
 
 
 def test_a_toml_is_refused(quartznet, tmp_path):
-    with pytest.raises(CheckpointError, match=r"jasper10x5dr\.toml must be YAML, but is TOML"):
+    with pytest.raises(CheckpointError, match=r"jasper10x5dr\.toml must be YAML, but is TOML.* --set 'labels="):
         sources.read(quartznet, dle_config=tmp_path / "jasper10x5dr.toml")
+
+
+@pytest.mark.parametrize(("weights", "told"), [("quartznet", "jasper"), ("jasper", "quartznet")])
+def test_a_yaml_of_the_other_architecture_is_refused_in_one_line(weights, told, tmp_path):
+    """It was a line for each tensor."""
+    path = saved(tmp_path / "dle.pt", trained(weights), None)
+    with pytest.raises(CheckpointError, match=rf"dle\.yaml must have a section `{weights}`, .* but has `{told}`$"):
+        sources.read(path, dle_config=yaml_of(told, tmp_path / "dle.yaml"))
 
 
 def test_options_of_another_kind_of_file_are_refused(quartznet, tmp_path):

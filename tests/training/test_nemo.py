@@ -118,6 +118,26 @@ def test_a_label_that_cannot_be_printed_is_replaced_as_the_message_says(rewrite,
     assert checkpoint.load_model(tmp_path / "x.pt")[0].labels == labels
 
 
+@pytest.mark.parametrize("label", ["<unk>", "a", "", "e\N{COMBINING ACUTE ACCENT}"])
+def test_a_label_that_is_no_character_of_its_own_is_replaced_as_the_message_says(label, rewrite):
+    labels = list(sources.read(QUARTZNET)[0].labels)
+    source = rewrite(lambda tree, _: tree["decoder"].update(vocabulary=[*labels[:-1], label]))
+    with pytest.raises(ConfigError, match=r"but these are not: \[.*\]: put others .* `carnelian-train import --set '"):
+        sources.read(source)
+    assert sources.read(source, overrides=(f"labels={labels}",))[0].labels == tuple(labels)
+
+
+def test_labels_that_the_head_does_not_have_are_named_as_the_message_says(rewrite):
+    labels = list(sources.read(QUARTZNET)[0].labels)
+    source = rewrite(lambda tree, _: tree["decoder"].update(vocabulary=labels[:-1]))
+    message = (
+        r"its head has 28 labels, but 27 were taken; name them .*: carnelian-train import --set 'labels=\[\.\.\.\]'$"
+    )
+    with pytest.raises(CheckpointError, match=message):
+        sources.read(source)
+    assert sources.read(source, overrides=(f"labels={labels}",))[0].labels == tuple(labels)
+
+
 def test_any_alphabet_comes_along(rewrite):
     config, _ = sources.read(JASPER, "other")
     assert "".join(config.labels) == " abäöüßłżąéñж中文字"

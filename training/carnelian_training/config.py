@@ -181,6 +181,12 @@ AUGMENT_OF_MEL = (
 """The fields of :class:`AugmentConfig` that apply only to networks with log-mel features."""
 
 
+_REPLACE_LABELS = (
+    ": put others in their place, for a checkpoint of another toolkit with `carnelian-train import --set "
+    "'labels=[...]'`"
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Config:
     """The whole configuration of a recogniser's run. It is written beside and into each checkpoint."""
@@ -209,13 +215,12 @@ class Config:
         if wrong:
             raise ValueError(
                 "`labels` must be distinct single characters, accented ones composed (NFC), but these are not: "
-                f"[{', '.join(map(quote, wrong[:10]))}{', ...' * (len(wrong) > 10)}]"
+                f"[{', '.join(map(quote, wrong[:10]))}{', ...' * (len(wrong) > 10)}]{_REPLACE_LABELS}"
             )
         if controls := [label for label in self.labels if unicodedata.category(label) in ("Cc", "Cs")]:
             raise ValueError(
                 "`labels` must have no control characters or lone surrogates, as transcripts are printed, but has "
-                f"{', '.join(map(ascii, controls[:10]))}: put others in their place, for a checkpoint of another "
-                "toolkit with `carnelian-train import --set 'labels=[...]'`"
+                f"{', '.join(map(ascii, controls[:10]))}{_REPLACE_LABELS}"
             )
         is_wav2vec2 = isinstance(self.model, Wav2Vec2Config)
         if is_wav2vec2 != isinstance(self.features, WaveformSettings):

@@ -60,8 +60,6 @@ def tensors(content: Any, *, is_raw: bool, path: Path) -> dict[str, Tensor]:
             "of fairseq or a DLE .pt with a `state_dict`, but is none"
         )
     average = content.get("ema_state_dict")
-    if not is_raw and average is None:
-        logger.warning("%s has no average of its weights (EMA); taking the weights themselves", path)
     found = content["state_dict"] if is_raw or average is None else average
     result = {}
     for name, tensor in plain_tensors(found, path).items():
@@ -73,6 +71,8 @@ def tensors(content: Any, *, is_raw: bool, path: Path) -> dict[str, Tensor]:
         result[name] = tensor
     if not any(name.startswith("encoder.layers.") for name in result):
         raise CheckpointError(f"{path} must hold `encoder.layers` (Jasper, QuartzNet), but holds other tensors")
+    if not is_raw and average is None:
+        logger.warning("%s has no average of its weights (EMA); taking the weights themselves", path)
     return result
 
 
@@ -99,6 +99,10 @@ def config_tree(found: dict[str, Tensor], yaml_file: Path | None, where: str) ->
     )
     family = "quartznet" if "quartznet" in tree else "jasper"
     encoder = section(section(tree, family, where), "encoder", f"{where}, `{family}`")
+    if family != (wanted := "quartznet" if _is_quartznet(found) else "jasper"):
+        raise CheckpointError(
+            f"{where} must have a section `{wanted}`, for the weights are of that, but has `{family}`"
+        )
     fixed = {"activation": "relu", "frame_splicing": 1}
     check(
         encoder,
@@ -124,7 +128,8 @@ def config_tree(found: dict[str, Tensor], yaml_file: Path | None, where: str) ->
 def _read_yaml(yaml_file: Path) -> Options:
     if yaml_file.suffix == ".toml":
         raise CheckpointError(
-            f"{yaml_file} must be YAML, but is TOML of DLE's first versions: a published model needs none"
+            f"{yaml_file} must be YAML, but is TOML of DLE's first versions: a published model needs none, "
+            "and one with other labels only --set 'labels=[...]'"
         )
     try:
         tree = strict_yaml.load(yaml_file.read_text(encoding="utf-8"), unique_keys=False)
@@ -201,21 +206,14 @@ def _blocks(found: dict[str, Tensor], where: str) -> list[Options]:
     return blocks
 
 
+def _is_quartznet(found: dict[str, Tensor]) -> bool:
+    return any(name.startswith("encoder.layers.0.mconv.") for name in found)
+
+
 def weights(found: dict[str, Tensor], config: Config, path: Path) -> dict[str, Tensor]:
     """Convert the tensors to the weights of a network of `config`.
 
     Raises:
         CheckpointError: Tensors do not fit; the message names each.
     """
-    is_quartznet = any(re.match(r"encoder\.layers\.0\.mconv\.", name) for name in found)
-    naming = DLE_QUARTZNET if is_quartznet else DLE_JASPER
-    try:
-        return take(found, config, naming, path)
-    except CheckpointError as error:
-        head = found.get(f"{naming.head}.bias")
-        if head is None or head.numel() == len(config.labels) + 1:
-            raise
-        raise CheckpointError(
-            f"{error}\nits head has {head.numel() - 1} labels, but {len(config.labels)} were taken; name them in its "
-            "order: carnelian-train import --dle-config FILE.yaml, or --set 'labels=[...]'"
-        ) from error
+    return take(found, config, DLE_QUARTZNET if _is_quartznet(found) else DLE_JASPER, path)

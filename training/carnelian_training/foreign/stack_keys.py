@@ -16,6 +16,7 @@ from carnelian_training.config import Config
 from carnelian_training.foreign.tensors import check_fit, find_mistake
 from carnelian_training.models.blocks import Block
 from carnelian_training.models.network import StackNetwork
+from carnelian_training.weight_files import CheckpointError
 
 
 @dataclass(frozen=True)
@@ -28,12 +29,15 @@ class Naming:
     conv: str
     """The name of a convolution's weight, after its position in a list."""
     head: str
+    label_options: str = "--set 'labels=[...]'"
+    """The options of an import that name the labels."""
 
 
 NEMO = Naming("encoder.encoder", "mconv", "conv.weight", "decoder.decoder_layers.0")
 NEMO_UNMASKED = Naming("encoder.encoder", "mconv", "weight", "decoder.decoder_layers.0")  # `conv_mask: false`
-DLE_QUARTZNET = Naming("encoder.layers", "mconv", "weight", "decoder.layers.0")
-DLE_JASPER = Naming("encoder.layers", "conv", "weight", "decoder.layers.0")
+DLE_LABEL_OPTIONS = f"--dle-config FILE.yaml, or {NEMO.label_options}"
+DLE_QUARTZNET = Naming("encoder.layers", "mconv", "weight", "decoder.layers.0", DLE_LABEL_OPTIONS)
+DLE_JASPER = Naming("encoder.layers", "conv", "weight", "decoder.layers.0", DLE_LABEL_OPTIONS)
 
 DLE_V1_PREFIXES = {"jasper_encoder.encoder.": "encoder.layers.", "jasper_decoder.decoder_layers.": "decoder.layers."}
 """The prefixes of names in DLE's Jasper of 2019 and 2020, and today's."""
@@ -103,7 +107,16 @@ def take(found: Mapping[str, Tensor], config: Config, naming: Naming, path: Path
             continue
         # A copy, because all loaded tensors may share one storage.
         weights[ours] = found[theirs].reshape(wanted[ours].shape).to(wanted[ours].dtype, copy=True)
-    check_fit(mistakes, path)
+    try:
+        check_fit(mistakes, path)
+    except CheckpointError as error:
+        head = found.get(f"{naming.head}.bias")
+        if head is None or head.numel() == len(config.labels) + 1:
+            raise
+        raise CheckpointError(
+            f"{error}\nits head has {head.numel() - 1} labels, but {len(config.labels)} were taken; name them in its "
+            f"order: carnelian-train import {naming.label_options}"
+        ) from error
     return weights
 
 
