@@ -143,6 +143,34 @@ def test_only_the_files_at_the_root_count(tmp_path):
         sources.read(path)
 
 
+@pytest.mark.parametrize("name", ["X.NEMO", "x.tar.gz", "x.pt", "x"])
+def test_an_archive_is_read_under_another_name(name, tmp_path):
+    pack(tmp_path / name, members(REFERENCES / "quartznet.nemo"))
+    expected, _ = sources.read(REFERENCES / "quartznet.nemo", "same")
+    assert sources.load_model(tmp_path / name, "same")[0] == expected
+
+
+@pytest.mark.parametrize("name", ["quartznet.zip", "quartznet.nemo"])
+def test_what_is_no_file_of_weights_is_named(name, tmp_path):
+    path = tmp_path / name
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("JasperEncoder-STEP-1.pt", b"")
+    for load in (sources.read, sources.load_model):
+        with pytest.raises(
+            CheckpointError, match=r"zip archive of other .*: unzip it first; it holds \['JasperEncoder-"
+        ):
+            load(path)
+    path.write_text("\n<!DOCTYPE html><html>")
+    with pytest.raises(CheckpointError, match="but is a web page: download the file"):
+        sources.load_model(path)
+
+
+def test_a_folder_that_holds_a_file_of_nemos_is_not_read_as_one_of_transformers(tmp_path):
+    (tmp_path / "x.nemo").write_bytes(b"")
+    with pytest.raises(CheckpointError, match=rf"holds NeMo's: give {tmp_path}/x\.nemo$"):
+        sources.load_model(tmp_path)
+
+
 @pytest.mark.parametrize("is_there", [False, True])
 def test_an_archive_taken_apart_is_read_once_packed_as_the_message_says(is_there, tmp_path, monkeypatch):
     folder = tmp_path / "my model's"

@@ -11,6 +11,8 @@ from typing import IO, Any
 import torch
 from torch import Tensor
 
+from carnelian_training.config_errors import shown
+
 ZIP, PICKLE = b"PK\x03\x04", b"\x80"
 """The first bytes of PyTorch's files: a zip archive or, before PyTorch 1.6, a pickle."""
 MAX_TIMES_PACKED = 20
@@ -25,7 +27,9 @@ class CheckpointError(ValueError):
 
 
 def check_holds_weights(path: Path) -> None:
-    """Check that a file is neither a TorchScript program, which PyTorch would run, nor a pointer of Git LFS.
+    """Check that a file is no TorchScript program, which PyTorch would run, and is not in the place of the weights.
+
+    Such are pointers of Git LFS, web pages, and zip archives of other files than PyTorch's.
 
     Raises:
         CheckpointError: The file is one of these.
@@ -34,9 +38,17 @@ def check_holds_weights(path: Path) -> None:
         return
     with path.open("rb") as file:  # given a path, PyTorch opens only names in UTF-8
         start = file.read(len(_POINTER))
-        is_program = start.startswith(ZIP) and _is_program(file)
+        is_zip = start.startswith(ZIP)
+        members = _other_members(file) if is_zip else []
+        is_program = is_zip and _is_program(file)
     if start == _POINTER:
         raise CheckpointError(f"{path} must hold weights, but is a pointer of Git LFS: fetch them, `git lfs pull`")
+    if start.lstrip().lower().startswith((b"<!doctype html", b"<html")):
+        raise CheckpointError(f"{path} must hold weights, but is a web page: download the file that it stands for")
+    if members:
+        raise CheckpointError(
+            f"{path} must hold weights, but is a zip archive of other files: unzip it first; it holds {shown(members)}"
+        )
     if is_program:
         raise CheckpointError(
             f"{path} must hold weights, but is a TorchScript program, which is never run here: give the checkpoint "
@@ -107,6 +119,15 @@ def load_torch(file: IO[bytes], **options: Any) -> Any:
             raise ValueError("it is no file of PyTorch's")
         file.seek(0)
     return torch.load(file, map_location="cpu", **options)
+
+
+def _other_members(archive: IO[bytes]) -> list[str]:
+    """Return the names of the members of a zip archive that PyTorch has not written; none if it has, or is damaged."""
+    archive.seek(0)
+    with suppress(Exception), zipfile.ZipFile(archive) as found:  # `zipfile` has no common base for errors of damage
+        names = found.namelist()
+        return [] if any(name.endswith("/data.pkl") for name in names) else names
+    return []
 
 
 def _is_program(archive: IO[bytes]) -> bool:

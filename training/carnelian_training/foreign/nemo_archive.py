@@ -46,6 +46,15 @@ class _Header(tarfile.TarInfo):
         return header
 
 
+def is_archive(path: Path) -> bool:
+    """Return whether a file is a tar archive, compressed or not, that has a member: zeros alone have none."""
+    try:
+        with tarfile.open(path, "r:*", tarinfo=_Header) as archive:
+            return archive.next() is not None
+    except _UNREADABLE:
+        return False
+
+
 def read(path: Path) -> tuple[Options, dict[str, Tensor]]:
     """Read NeMo's configuration and the tensors of a `.nemo` file, without unpacking it to disk or loading its classes.
 

@@ -81,10 +81,15 @@ def _interpret(
                 f"{path} must be a .nemo file, but is one taken apart; pack it: "
                 f"{shlex.join(['tar', *nemo_archive.FOLLOW_LINKS, '-C', str(folder), '-cf', str(packed), '.'])}"
             )
+        if (files := sorted(path.glob("*.nemo"))) and not (path / "config.json").exists():
+            raise CheckpointError(
+                f"{path} must be a Hugging Face folder of transformers, but holds NeMo's: "
+                f"give {' or '.join(map(str, files))}"
+            )
         tree, tensors, alphabet = huggingface.read(path, language)
         taken = set() if alphabet is None else {"--language"}
         weights = partial(huggingface.weights, tensors, alphabet=alphabet, path=path)
-    elif path.suffix == ".nemo":
+    elif path.suffix.lower() == ".nemo" or nemo_archive.is_archive(path):
         theirs, tensors = nemo_archive.read(path)
         tensors = plain_tensors(tensors, path)
         tree = nemo.config_tree(theirs, where)
@@ -120,7 +125,7 @@ def load_model(path: Path, name: str | None = None) -> tuple[Config, CtcNetwork]
     Raises:
         CheckpointError: see :func:`read` and :func:`carnelian_training.checkpoint.load_model`.
     """
-    if path.suffix == ".nemo" or path.is_dir():
+    if path.suffix.lower() == ".nemo" or path.is_dir():
         return _load_foreign(path, name)
     try:
         return checkpoint.load_model(path)
