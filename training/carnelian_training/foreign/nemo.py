@@ -1,11 +1,13 @@
 """Models of NeMo: the configuration and the tensors of a `.nemo` file, or of a `.ckpt` file of NeMo's training.
 
-The features are those of NeMo 3.0, whatever version wrote the file: zeros beyond a clip's ends, n // hop frames, 1e-5
-added to the standard deviation. NeMo's first versions reflected the signal at the ends and had ceil(n / hop) frames.
+The features are those of NeMo 2.5 and later, whatever version wrote the file: zeros beyond a clip's ends, n // hop
+frames, 1e-5 added to the standard deviation. NeMo 1.0 to 2.4 reflected the signal at the ends and had a frame
+more; before 1.0, it reflected too and had ceil(n / hop) frames.
 """
 
 import logging
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from carnelian_training.foreign import nemo_archive, unpickling
 from carnelian_training.foreign.options import Options, check, samples, section, single, whole
 from carnelian_training.foreign.stack_keys import NEMO, NEMO_UNMASKED, give, take
 from carnelian_training.foreign.stages import block_list, model_tree
+from carnelian_training.foreign.tensors import plain_name
 from carnelian_training.mel import to_hz, to_mel
 from carnelian_training.models.blocks import StackConfig
 from carnelian_training.models.jasper import JasperConfig
@@ -33,6 +36,8 @@ MODEL_CLASS = "nemo.collections.asr.models.ctc_models.EncDecCTCModel"
 MODULES = "nemo.collections.asr.modules"
 FEATURE_TENSORS = "preprocessor.featurizer."
 AS_TODAY = {"std_guard": 1e-5, "edges": "zero", "frame_count": "floor"}
+FIRST_AS_TODAY = (2, 5)
+"""The first version of NeMo with the features `AS_TODAY`."""
 AS_TORCHAUDIO = {"std_guard": 1e-5, "edges": "reflect", "frame_count": "floor + 1", "magnitude_power": 2}
 """The features with `use_torchaudio: true`, where the power is always 2."""
 TABLE_TOLERANCE = 1e-4
@@ -53,10 +58,10 @@ _PREPROCESSOR_FIXED: Options = {
 }
 _PREPROCESSOR_CARRIED = {"window_size", "window_stride", "n_window_size", "n_window_stride", "n_fft", "features"}
 _PREPROCESSOR_CARRIED |= {"preemph", "lowfreq", "highfreq", "log_zero_guard_type", "log_zero_guard_value", "mag_power"}
-_PREPROCESSOR_CARRIED |= {"use_torchaudio"}
+_PREPROCESSOR_CARRIED |= {"use_torchaudio", "stft_conv"}
 # Options that only affect training, padding (which masks undo), or how the same values are computed.
 _PREPROCESSOR_IGNORED = {"dither", "pad_to", "max_duration", "rng", "nb_augmentation_prob", "nb_max_freq"}
-_PREPROCESSOR_IGNORED |= {"stft_conv", "stft_exact_pad", "int_values"}
+_PREPROCESSOR_IGNORED |= {"stft_exact_pad", "int_values"}
 _ENCODER_FIXED: Options = {
     "activation": "relu",
     "normalization_mode": "batch",
@@ -147,8 +152,9 @@ def _features(options: Options, where: str) -> Options:
     if not options.get("use_torchaudio"):
         return features
     logger.warning(
-        "%s: `use_torchaudio` is true; the features are those of the versions of NeMo that knew it, but 3.0 does not "
-        "look at it: if that trained the model, set `features.edges` to zero and `features.frame_count` to floor",
+        "%s: `use_torchaudio` is true; the features are those of the versions of NeMo that knew it, but 2.7 and later "
+        "do not look at it: if one of these trained the model, set `features.edges` to zero and `features.frame_count` "
+        "to floor",
         where,
     )
     return features | AS_TORCHAUDIO
@@ -162,8 +168,28 @@ def _in_samples(options: Options, name: str, default_s: float, where: str) -> in
     return whole(samples(seconds), f"{where}, `{name}` in samples")
 
 
-def weights(tensors: dict[str, Tensor], config: Config, path: Path) -> dict[str, Tensor]:
-    """Convert the tensors to the weights of a network of `config`.
+def check_whole(content: Any, where: str) -> None:
+    """Check that the content of a `.pt` or `.ckpt` file is not only a part of a model of NeMo.
+
+    Raises:
+        CheckpointError: It is weights without their configuration, or half of them.
+    """
+    found = content.get("state_dict", content) if isinstance(content, dict) else None
+    names = [plain_name(name) for name in found if isinstance(name, str)] if isinstance(found, dict) else []
+    if any(name.startswith("encoder.encoder.") for name in names):
+        raise CheckpointError(
+            f"{where} must come with NeMo's configuration, but holds weights alone: give the .nemo file that they are "
+            f"from, or make one: tar -cf x.nemo {nemo_archive.CONFIG_FILE} {nemo_archive.WEIGHTS_FILE}"
+        )
+    if any(re.match(r"encoder\.\d+\.m?conv\.|decoder_layers\.0\.", name) for name in names):
+        raise CheckpointError(
+            f"{where} must be a whole model, but is half of a checkpoint of NeMo 0.x, which has encoder and decoder in "
+            "two files: make a .nemo file of both, see `NeMo 0.x` in training/docs/checkpoints.md"
+        )
+
+
+def weights(tensors: dict[str, Tensor], tree: Options, config: Config, path: Path) -> dict[str, Tensor]:
+    """Convert the tensors to the weights of a network of `config`; `tree` is NeMo's configuration.
 
     Raises:
         CheckpointError: Tensors do not fit, or the stored window or mel filters are not those of `config.features`.
@@ -186,9 +212,33 @@ def weights(tensors: dict[str, Tensor], config: Config, path: Path) -> dict[str,
             f"{path}: {FEATURE_TENSORS}{name} must be what `preprocessor` describes, {shape}, but is another table, "
             f"{difference}"
         )
+    _warn_of_versions(tree, tensors, settings, str(path))
     network = {name: tensor for name, tensor in tensors.items() if not name.startswith("preprocessor.")}
     is_masked = any(name.endswith(f".{NEMO.conv}") for name in network)
     return take(network, config, NEMO if is_masked else NEMO_UNMASKED, path)
+
+
+def _warn_of_versions(tree: Options, tensors: dict[str, Tensor], settings: FeatureSettings, where: str) -> None:
+    """Log where the version of NeMo that made a file may have had other features than `settings`."""
+    version = re.match(r"(\d{1,9})\.(\d{1,9})", str(tree.get("nemo_version")))
+    is_old = version is None or (int(version[1]), int(version[2])) < FIRST_AS_TODAY
+    if is_old and settings.edges == AS_TODAY["edges"] and settings.frame_count == AS_TODAY["frame_count"]:
+        logger.warning(
+            "%s: %s; before %d.%d, features reflected at a clip's ends and had a frame more than those taken here: to "
+            "take the older ones, carnelian-train import --set features.edges=reflect "
+            "--set 'features.frame_count=floor + 1'",
+            where,
+            "it does not say which NeMo made it" if version is None else f"NeMo {version[0]} made it",
+            *FIRST_AS_TODAY,
+        )
+    # Versions that write `nemo_version` write these tensors too where they look at the option.
+    says_so = version is None and section(tree, "preprocessor", where).get("stft_conv")
+    if says_so or any(name.startswith(f"{FEATURE_TENSORS}stft.") for name in tensors):
+        logger.warning(
+            "%s: `stft_conv` is true, so NeMo's window was periodic; here it is symmetric: features of "
+            "speech differ by up to about 0.2",
+            where,
+        )
 
 
 def write(path: Path, config: Config, weights: dict[str, Tensor]) -> list[str]:

@@ -93,7 +93,7 @@ def _interpret(
         theirs, tensors = nemo_archive.read(path)
         tensors = plain_tensors(tensors, path)
         tree = nemo.config_tree(theirs, where)
-        weights = partial(nemo.weights, tensors, path=path)
+        weights = partial(nemo.weights, tensors, theirs, path=path)
     elif path.suffix in (".json", ".safetensors") and path.is_file():
         raise CheckpointError(f"{path} must be read with the rest of its Hugging Face folder: give {path.parent}")
     else:
@@ -109,9 +109,11 @@ def _interpret(
             weights = partial(fairseq.weights, content, alphabet=alphabet, path=path)
         elif nemo.is_training_checkpoint(content):
             tensors = plain_tensors(content["state_dict"], path)
-            tree = nemo.config_tree(nemo.training_options(content, where), where)
-            weights = partial(nemo.weights, tensors, path=path)
+            theirs = nemo.training_options(content, where)
+            tree = nemo.config_tree(theirs, where)
+            weights = partial(nemo.weights, tensors, theirs, path=path)
         else:
+            nemo.check_whole(content, where)
             tensors = dle.tensors(content, is_raw=is_raw, path=path)
             tree = dle.config_tree(tensors, dle_config, where)
             weights = partial(dle.weights, tensors, path=path)
