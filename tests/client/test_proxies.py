@@ -1,7 +1,11 @@
 """The configurations of serving/docs/proxies.md: the real nginx and HAProxy before the real server."""
 
+import gzip
 import runpy
+import shutil
 import ssl
+import struct
+import subprocess
 import time
 import urllib.error
 import urllib.request
@@ -65,6 +69,21 @@ def test_packed_requests_are_refused(proxy):
             )
 
 
+@pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
+@pytest.mark.parametrize("encodings", [("identity", "gzip"), ("gzip", "identity"), ("identity, gzip",)])
+def test_packed_requests_are_refused_whatever_else_they_say(encodings, proxy, wav, tmp_path):
+    message = service_pb2.ModelInferRequest(model_name="quartznet_demo", raw_input_contents=[wav])
+    message.inputs.add(name="AUDIO", datatype="UINT8", shape=[1, len(wav)])
+    body, url = tmp_path / "body", f"https://localhost:{proxy.port}/inference.GRPCInferenceService/ModelInfer"
+    plain = message.SerializeToString()
+    for is_packed, data, said in ((False, plain, ("identity",)), (True, gzip.compress(plain), encodings)):
+        body.write_bytes(struct.pack(">?I", is_packed, len(data)) + data)
+        headers = ["Content-Type: application/grpc", "TE: trailers", *(f"grpc-encoding: {each}" for each in said)]
+        command = ["curl", "-sk", "--http2", "--data-binary", f"@{body}", *(f"-H{each}" for each in headers), url]
+        answer = subprocess.run(command, capture_output=True, timeout=60).stdout
+        assert (b"TRANSCRIPT" in answer) == (not is_packed)
+
+
 def test_http_passes_nginx_with_a_content_type_that_triton_survives(proxy, wav):
     if proxy.program != "nginx":
         pytest.skip("the page's HAProxy passes gRPC alone")
@@ -80,6 +99,10 @@ def test_http_passes_nginx_with_a_content_type_that_triton_survives(proxy, wav):
     for closed in ("repository/index", "models/quartznet_demo_ctc/infer", "models/audio_decode/infer"):
         with pytest.raises(urllib.error.HTTPError, match="404"):
             urllib.request.urlopen(f"{url}/{closed}", b"", timeout=60, context=context)
+    with urllib.request.urlopen(f"{url}/models/quartznet_demo", timeout=60, context=context) as answer:
+        assert b"AUDIO" in answer.read()
+    with pytest.raises(urllib.error.HTTPError, match="404"):  # its name is not a model's
+        urllib.request.urlopen(f"{url}/models/stats", timeout=60, context=context)
 
 
 def test_the_script_ends_if_an_event_cannot_be_made(proxy, server):
