@@ -177,6 +177,10 @@ class Unknown:
             lambda path: torch.save({"weights": {}, "x": Unknown()}, path),
             r"Unsupported global: GLOBAL \S*Unknown was not an allowed global by default",
         ),
+        (
+            lambda path: torch.save({"weights": {}, "x": os.system}, path),
+            r"it holds code \(posix\.system\), which is never run",
+        ),
     ],
 )
 def test_what_cannot_be_read_is_said_without_the_advice_to_run_it(write, reason, read, tmp_path):

@@ -146,6 +146,8 @@ def is_finite(tensor: Tensor) -> bool:
 
 def torch_reason(error: Exception) -> str:
     """Return PyTorch's reason for not reading a file, without its advice to load it without safety."""
+    if code := re.search(r"GLOBAL (\S+) whose module \S+ is blocked", str(error)):
+        return f"it holds code ({code[1]}), which is never run"
     found = re.search(r"WeightsUnpickler error:\s*(.+?)(?:\. Please|$)", str(error), re.MULTILINE)
     reason = found[1] if found else str(error) or type(error).__name__
     if isinstance(error, KeyError) or re.fullmatch(r"Unsupported operand \d+|\d+", reason):  # a byte read as an opcode
