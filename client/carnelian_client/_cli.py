@@ -16,9 +16,9 @@ import typer
 from ._audio import read_all
 from ._client import CarnelianClient, Outcome
 from ._errors import CarnelianClientError
-from ._formats import ctm_name
+from ._formats import CONTROLS, ctm_name
 from ._long import DEFAULT_LONGEST_S, check_longest_piece
-from ._output_cli import CONTROLS, deliver_all, drop_unprinted, name_once, prepare_stdout, print_text
+from ._output_cli import deliver_all, drop_unprinted, name_once, prepare_stdout, print_text
 from ._retry import DEFAULT_ATTEMPTS, RetryPolicy
 from ._settings import DEFAULT_CONCURRENCY, DEFAULT_MODEL, DEFAULT_TIMEOUT_S, DEFAULT_URL
 from ._stream import DEFAULT_INTERIM_S, DEFAULT_PAUSE_S, check_interim, check_pause

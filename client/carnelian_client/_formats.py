@@ -23,7 +23,14 @@ MIN_CUE_S = 1.0
 NEW_CUE_GAP_S = 0.8
 """The longest pause between two words of a cue, in seconds."""
 
-_JSON_CONTROLS = {code: f"\\u{code:04x}" for code in range(0x7F, 0xA0)}
+FORMATTING = {
+    code: ascii(chr(code))[1:-1] for code in (*range(0x2028, 0x202F), *range(0x2066, 0x206A), *range(0xE0000, 0xE0080))
+}
+"""Unicode's characters that end lines, turn text around, or are tags that nobody sees, and how they are written for
+people; for `str.translate`. Scripts need the joiners and marks from U+200C to U+200F."""
+CONTROLS = {code: ascii(chr(code))[1:-1] for code in (*range(0x20), *range(0x7F, 0xA0))} | FORMATTING
+"""The same with the control characters, which terminals obey."""
+_JSON_CONTROLS = {code: json.dumps(chr(code))[1:-1] for code in CONTROLS}
 
 
 def render(transcript: Transcript, kind: str, file: str) -> str:
@@ -69,7 +76,7 @@ def ctm_name(file: str) -> str:
 
     Terminals obey control characters.
     """
-    return re.sub(r"^;;|[\s\x00-\x1f\x7f-\x9f]", "_", Path(file).stem) or "-"
+    return re.sub(r"^;;|\s", "_", Path(file).stem.translate(dict.fromkeys(CONTROLS, "_"))) or "-"
 
 
 def split_cues(words: tuple[Word, ...]) -> Iterator[list[Word]]:

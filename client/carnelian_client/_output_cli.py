@@ -12,15 +12,13 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ._formats import render
+from ._formats import CONTROLS, FORMATTING, render
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ._client import Outcome
 
-CONTROLS = {code: ascii(chr(code))[1:-1] for code in (*range(0x20), *range(0x7F, 0xA0))}
-"""The control characters, which terminals obey, and how they are written for people; for `str.translate`."""
 # For names, which share lines with transcripts.
 _ESCAPES = CONTROLS | {ord("\\"): r"\\"}
 
@@ -83,7 +81,7 @@ def _deliver(outcome: Outcome, kind: str, file: str, target: Path | None, name: 
     """Print a transcript after `name`, or write it to `target`; return an error message if that cannot be done."""
     if isinstance(outcome, Exception):
         return name_once(file, outcome)
-    text = render(outcome, kind, file)
+    text = render(outcome, kind, file).translate(FORMATTING)  # a label may be one
     if target is None:
         return print_text(name + text, file)
     try:

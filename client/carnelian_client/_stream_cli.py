@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from . import _threads
 from ._errors import CarnelianClientError, InvalidAudio
-from ._formats import json_line
+from ._formats import FORMATTING, json_line
 
 if TYPE_CHECKING:
     from ._stream import Block
@@ -78,11 +78,12 @@ def _line(utterance: Utterance, kind: str) -> str:
             "request_id": transcript.request_id,
         }
         return json_line(own, transcript.raw)
-    final = f"{transcript.text}\n" if utterance.is_final and transcript.text else ""
+    text = transcript.text.translate(FORMATTING)
+    final = f"{text}\n" if utterance.is_final and text else ""
     if not sys.stdout.isatty():
         return final
     width = shutil.get_terminal_size().columns - 1  # a line that went on in the next one could not be cleared
-    return CLEAR_LINE + (final if utterance.is_final else _last_cells(transcript.text, width))
+    return CLEAR_LINE + (final if utterance.is_final else _last_cells(text, width))
 
 
 def _last_cells(text: str, width: int) -> str:

@@ -27,7 +27,7 @@ def test_a_name_keeps_to_its_line_and_column(transcribe, endpoint, wav, tmp_path
 def test_nothing_that_the_server_says_commands_the_terminal_or_forges_a_line(
     transcribe, endpoint, triton, make_result, clip
 ):
-    evil = "\x1b]0;OWNED\x07\x9b2J\x7fa\nb.wav\tforged\r"
+    evil = "\x1b]0;OWNED\x07\x9b2J\x7fa\nb.wav\tforged\r\u202egpj\u2066\u2028\U000e0041"
     triton.script = [
         ("INTERNAL", f"in ensemble 'm', {evil}"),
         lambda request, context: {"error": evil},
@@ -41,6 +41,24 @@ def test_nothing_that_the_server_says_commands_the_terminal_or_forges_a_line(
         assert line.removesuffix("\n").isprintable()
     assert r"\x1b]0;OWNED\x07\x9b2J\x7fa\nb.wav\tforged" in answers[0][2]
     assert (json.loads(out)["new"], json.loads(out)["file"]) == (evil, str(clip))
+
+
+@pytest.mark.parametrize("kind", ["text", "srt", "vtt", "ctm"])
+def test_no_word_turns_lines_around_or_hides(transcribe, endpoint, triton, make_result, clip, tmp_path, kind):
+    triton.answer = lambda request, context: make_result("a\u202egpj\u2066 b\U000e0041")
+    transcribe(clip, "--format", kind, "--url", endpoint.url, "--out", tmp_path)
+    (written,) = tmp_path.glob(f"{clip.stem}.{'txt' if kind == 'text' else kind}")
+    _, out, _ = transcribe(clip, "--format", kind, "--url", endpoint.url)
+    assert out == written.read_text()
+    assert r"a\u202egpj\u2066" in out
+    assert r"b\U000e0041" in out
+    assert out.replace("\n", "").isprintable()
+
+
+def test_joiners_and_marks_that_scripts_need_are_printed(transcribe, endpoint, triton, make_result, clip):
+    text = "\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645\u200f \u0915\u094d\u200d\u0937\u200e"
+    triton.answer = lambda request, context: make_result(text)
+    assert transcribe(clip, "--url", endpoint.url) == (0, f"{text}\n", "")
 
 
 def test_several_files_print_their_names_and_a_bad_one_goes_to_stderr(transcribe, endpoint, clip, wav, tmp_path):

@@ -101,7 +101,9 @@ def test_silence_is_no_cue():
     assert render(silence, "text", "a.wav") == "\n"
 
 
-@pytest.mark.parametrize("stem", ["plain", "a b", "a\tb", "a\nb", "a\u00a0b", "a\x1b\x9b", ";;a", "", "-"])
+@pytest.mark.parametrize(
+    "stem", ["plain", "a b", "a\tb", "a\nb", "a\u00a0b", "a\x1b\x9b", "a\u202e\U000e0041", ";;a", "", "-"]
+)
 def test_each_line_of_a_ctm_has_its_columns_and_is_no_comment(stem):
     printed = render(transcript(spoken("one two")), "ctm", f"folder/{stem}.wav")
     columns = [line.split() for line in printed.splitlines()]

@@ -88,6 +88,11 @@ def test_text_is_what_is_final(through_pipe, utterances, talk):
     assert through_pipe(growing(talk)) == (0, final_lines(utterances), "")
 
 
+def test_no_word_turns_the_line_around(through_pipe, triton, make_result, talk):
+    triton.answer = lambda request, context: make_result("a\u202eb")
+    assert through_pipe(growing(talk)) == (0, "a\\u202eb\n" * 2, "")
+
+
 def test_json_is_each_result(through_pipe, utterances, talk):
     status, out, err = through_pipe(growing(talk), "--json")
     lines = [json.loads(line) for line in out.splitlines()]
