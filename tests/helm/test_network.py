@@ -1,6 +1,7 @@
 """What is open to whom: Services, Ingress, Gateway API, NetworkPolicy, TLS, restricted protocols."""
 
 import base64
+import hashlib
 from typing import Any
 
 import pytest
@@ -117,6 +118,12 @@ def test_a_new_key_restarts_the_pods(render):
         return rendered.one("Deployment")["spec"]["template"]["metadata"]["annotations"]
 
     assert annotations("a" * 16)["checksum/admin-key"] != annotations("b" * 16)["checksum/admin-key"]
+    assert annotations("a" * 16) == annotations("a" * 16)
+
+
+def test_pods_show_no_hash_by_which_a_key_is_guessed_fast(render):
+    pod = render(f"restrictedProtocols.key={'a' * 16}").one("Deployment")["spec"]["template"]
+    assert hashlib.sha256(b"a" * 16).hexdigest() not in str(pod)
 
 
 def test_protocols_can_be_opened(render):
