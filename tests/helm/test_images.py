@@ -74,6 +74,12 @@ def test_every_pin_has_a_hash(name):
     assert len(pins(name)) == len(re.findall(r"^\S+==\S+.*\\\n +--hash=sha256:", text, re.M)) > 0
 
 
+def test_the_page_names_the_packages_without_a_fixed_version(image, dockerfile):
+    page = (ROOT / "images" / "README.md").read_text()
+    for packages in re.findall(r"apt-get install -y --no-install-recommends ([^&]+)", dockerfile):
+        assert all(f"`{package}`" in page for package in packages.split()), image
+
+
 SET_UP = [f"setup/{name}" for name in ("chart-tools", "kenlm", "lock-images", "perf-analyzer")]
 
 
