@@ -20,7 +20,7 @@ from ._formats import CONTROLS, ctm_name
 from ._long import DEFAULT_LONGEST_S, check_longest_piece
 from ._output_cli import deliver_all, drop_unprinted, name_once, prepare_stdout, print_text
 from ._retry import DEFAULT_ATTEMPTS, RetryPolicy
-from ._settings import DEFAULT_CONCURRENCY, DEFAULT_MODEL, DEFAULT_TIMEOUT_S, DEFAULT_URL
+from ._settings import DEFAULT_CONCURRENCY, DEFAULT_MODEL, DEFAULT_TIMEOUT_S, DEFAULT_URL, OWN_ADDRESS
 from ._stream import DEFAULT_INTERIM_S, DEFAULT_PAUSE_S, check_interim, check_pause
 from ._stream_cli import tell_stream
 from ._types import TLS, Audio, DecodingOptions, Utterance
@@ -167,16 +167,23 @@ def transcribe(
         check_longest_piece(longest_piece_s)
         check_pause(pause_s)
         check_interim(interim_s)
+        encryption = TLS(ca_path=ca, cert_path=cert, key_path=key) if tls or ca or cert or key else None
+        api_key = os.environ.get(API_KEY_VARIABLE) or None
         client = CarnelianClient(
             url,
             model=model,
             timeout_s=timeout_s,
             retry=RetryPolicy(num_attempts=attempts),
-            tls=TLS(ca_path=ca, cert_path=cert, key_path=key) if tls or ca or cert or key else None,
-            api_key=os.environ.get(API_KEY_VARIABLE) or None,
+            tls=encryption,
+            api_key=api_key,
         )
     except (ValueError, OSError) as error:
         raise typer.BadParameter(str(error)) from error
+    if api_key and not (encryption or OWN_ADDRESS.fullmatch(url)) and sys.stderr is not None:
+        print(
+            f"carnelian-transcribe: {API_KEY_VARIABLE} is sent unencrypted; use --tls if others share the network",
+            file=sys.stderr,
+        )
 
     has_failed = False
     with client:

@@ -58,7 +58,8 @@ class CarnelianClient:
         retry: Which failures are tried again, and when.
         tls: How to encrypt the connection; None does not encrypt it.
         headers: Sent with every call, such as the key of Triton's restricted protocols.
-        api_key: Sent as `authorization: Bearer ...`, for a gateway before the server.
+        api_key: Sent as `authorization: Bearer ...`, for a gateway before the server. Without `tls`, all who share the
+            network can read it.
 
     Raises:
         ValueError: an argument that cannot work.

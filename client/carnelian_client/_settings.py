@@ -26,6 +26,11 @@ front leaves work for the others."""
 TRITONS_OWN = frozenset({"priority", "sequence_end", "sequence_id", "sequence_start", "timeout"})
 """Request parameters that Triton reads and hides from its models: `timeout=5` would be five microseconds."""
 
+OWN_ADDRESS = re.compile(
+    r"unix(?:-abstract)?:.+|(?:[a-z0-9+.-]+:/{0,3})?(?:localhost|127\.[\d.]+|\[::1\]):\d+", re.IGNORECASE
+)
+"""The URLs of this machine itself: what is sent there passes no network."""
+
 _TARGET = re.compile(r"(unix|unix-abstract|vsock|xds):.+|((dns|ipv4|ipv6)://[^/]*/)?[^/]+:(?P<port>\d+)", re.IGNORECASE)
 _BARE_IPV6 = re.compile(r"[0-9a-f]*:[0-9a-f.]*:[0-9a-f:.]*", re.IGNORECASE)
 _HEADER_NAME = re.compile(r"[a-z0-9_.-]+(?<!-bin)")  # gRPC wants bytes for names in -bin

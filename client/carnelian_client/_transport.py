@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import re
 import ssl
 import struct
 import sys
@@ -26,6 +25,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from ._answers import MAX_ANSWER_BYTES, error_from_answer
 from ._errors import CarnelianClientError, ServerError, TransportError, about
 from ._result import check_result, transcript_from_result
+from ._settings import OWN_ADDRESS
 from ._threads import CTRL_C_HEARD_S
 from ._types import TLS, Health, Model, Request, Transcript
 
@@ -60,8 +60,6 @@ CLOCKS_S = 0.05
 SETTLE_S = 0.1
 """The time in seconds that gRPC gets to tell the event loop which calls were ended by closing the channel. If it finds
 the loop closed, it logs an error for each of these calls, in the next loop."""
-# gRPC would use the proxy of the environment even for this machine's own address.
-_OWN_ADDRESS = re.compile(r"(?:[a-z0-9+.-]+:/{0,3})?(?:localhost|127\.[\d.]+|\[::1\]):\d+", re.IGNORECASE)
 
 
 class Transport:
@@ -214,7 +212,8 @@ class AsyncTransport:
 
 def _open_channel(api: ModuleType, url: str, credentials: grpc.ChannelCredentials | None) -> Any:
     """Open a channel of `grpc` or of `grpc.aio`."""
-    options = (*_CHANNEL_OPTIONS, ("grpc.enable_http_proxy", 0)) if _OWN_ADDRESS.fullmatch(url) else _CHANNEL_OPTIONS
+    # gRPC would use the proxy of the environment even for this machine's own address.
+    options = (*_CHANNEL_OPTIONS, ("grpc.enable_http_proxy", 0)) if OWN_ADDRESS.fullmatch(url) else _CHANNEL_OPTIONS
     if credentials is None:
         return api.insecure_channel(url, options=options)
     return api.secure_channel(url, credentials, options=options)

@@ -151,6 +151,23 @@ def test_options_reach_the_server(transcribe, endpoint, triton, clip, monkeypatc
     assert triton.metadata[0]["authorization"] == "Bearer secret"
 
 
+@pytest.mark.parametrize(
+    ("key", "host", "is_told"),
+    [("secret", "0.0.0.0", True), ("secret", "localhost", False), ("", "0.0.0.0", False)],  # which leads here as well
+)
+def test_a_key_that_others_can_read_is_told(transcribe, endpoint, clip, monkeypatch, key, host, is_told):
+    monkeypatch.setenv("CARNELIAN_API_KEY", key)
+    status, _, err = transcribe(clip, "--url", f"{host}:{endpoint.url.rpartition(':')[2]}")
+    told = "carnelian-transcribe: CARNELIAN_API_KEY is sent unencrypted; use --tls if others share the network\n"
+    assert (status, err) == (0, told if is_told else "")
+
+
+def test_a_key_over_tls_is_not_told(transcribe, clip, monkeypatch):
+    monkeypatch.setenv("CARNELIAN_API_KEY", "secret")
+    status, _, err = transcribe(clip, "--url", "0.0.0.0:1", "--tls", "--attempts", "1")
+    assert (status, len(err.splitlines())) == (1, 1)
+
+
 def test_an_empty_api_key_is_none(transcribe, endpoint, triton, clip, monkeypatch):
     monkeypatch.setenv("CARNELIAN_API_KEY", "")
     assert transcribe(clip, "--url", endpoint.url)[0] == 0
