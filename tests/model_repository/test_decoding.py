@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from carnelian_client import CarnelianClient, InvalidOption
+from carnelian_serving.launcher import Server
 from carnelian_training.checkpoint import load_model
 from carnelian_training.ctc import Decoder
 from carnelian_training.data.manifest import read_manifest
@@ -160,6 +161,41 @@ def test_a_wrong_option_fails_alone(sdk, clip):
         for future in wrong:
             with pytest.raises(InvalidOption, match="beam_width must be a whole number from 1 to 500, but is 0"):
                 future.result()
+
+
+STAGES = {
+    "audio_decode": {"AUDIO": np.zeros((1, 9), np.uint8)},
+    f"{MODEL}_features": {"SIGNAL": np.zeros((1, 800), np.float32), "SIGNAL_LENGTH": np.array([[800]], np.int32)},
+    f"{MODEL}_ctc": {"LOG_PROBS": np.zeros((1, 5, 29), np.float32), "LOG_PROB_LENGTH": np.array([[5]], np.int32)},
+}
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize(
+    ("request_id", "parameters", "words"),
+    [
+        ("é" * 513, {}, "the `id` of a request must have at most 1,024 bytes, but this one has 1,026"),
+        ("7", {"decoder": "v" * 5_000_000}, "the `parameters` of a request must have at most 5,000,000 bytes, but"),
+        ("7", {"v" * 5_000_000: 1}, "the `parameters` of a request must have at most 5,000,000 bytes, but"),
+    ],
+)
+def test_what_no_caller_needs_is_refused_by_the_first_stage(server, models, stage, request_id, parameters, words):
+    """Each stage kept room for a copy, for good."""
+    if not isinstance(server, Server) and not stage.endswith("_ctc"):
+        pytest.skip("the native backends are not ours")
+    with pytest.raises(InferenceServerException, match=f"wrong option: {words}") as refused:
+        models.infer(stage, request_id=request_id, parameters=parameters, **STAGES[stage])
+    assert refused.value.status() == "StatusCode.INVALID_ARGUMENT"
+
+
+def test_the_longest_id_and_the_longest_list_of_hot_words_pass(models, clip):
+    audio = np.frombuffer(clip, np.uint8)[None]
+    longest_id = "é" * 512
+    answer = models.infer(MODEL, request_id=longest_id, AUDIO=audio)
+    assert json.loads(answer["RESULT"].item())["request_id"] == longest_id
+    longest = json.dumps(["\U0001e900" * 30] * 10_000)  # of Unicode's highest letters, each escaped
+    with pytest.raises(InferenceServerException, match="wrong option: hotwords cannot be heard"):
+        models.infer(MODEL, parameters={"decoder": "beam", "hotwords": longest}, AUDIO=audio)
 
 
 def test_an_option_that_does_not_exist_is_answered_with_those_that_do(sdk, clip):

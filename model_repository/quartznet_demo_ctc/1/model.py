@@ -25,6 +25,8 @@ UNKNOWN_S = 134_217  # the seconds of audio_decode's UNKNOWN_LENGTH
 MAX_LOG_PROB = 1e-2  # float16 may round a log-probability to a little above 0
 LANGUAGE_MODELS = ("language_model", "neural_language_model")  # parameters that name files; the others are options
 WRONG_OPTION = "wrong option"
+MAX_ID_BYTES = 1024
+MAX_PARAMETERS_BYTES = 5_000_000  # as JSON: those of the longest list of hot words, with every character escaped
 _quote = json.encoder.encode_basestring
 
 
@@ -97,7 +99,9 @@ class TritonPythonModel:
     def _options(self, request: Any) -> Any:
         """Read the options of a request; return an OptionError in their place if they are wrong."""
         try:
-            return self._decoder.read_options(json.loads(request.parameters() or "{}"), self._defaults)
+            parameters = request.parameters() or "{}"
+            _check_size(_id_of(request), parameters)
+            return self._decoder.read_options(json.loads(parameters), self._defaults)
         except ctc.OptionError as error:
             return error
         except UnicodeDecodeError as error:  # Triton's HTTP server lets any bytes through
@@ -181,7 +185,8 @@ class TritonPythonModel:
         if len(errors) == len(results):
             # The whole message about a wrong option would repeat its value, and hot words are private to the caller.
             reason = errors[0].partition(":")[0] if errors[0].startswith(WRONG_OPTION) else errors[0]
-            pb_utils.Logger.log_info(f"[request id: {request_id}] '{self._name}_ctc' refuses: {reason}")
+            shown = request_id[:MAX_ID_BYTES]
+            pb_utils.Logger.log_info(f"[request id: {shown}] '{self._name}_ctc' refuses: {reason}")
             rows = f" (the first of {len(errors)} rows; all failed)" if len(errors) > 1 else ""
             return pb_utils.InferenceResponse(
                 error=pb_utils.TritonError(errors[0] + rows, pb_utils.TritonError.INVALID_ARG)
@@ -198,6 +203,15 @@ class TritonPythonModel:
                 if name in wanted  # a fifth of the stage's time goes into RESULT
             ]
         )
+
+
+def _check_size(request_id: str, parameters: str) -> None:
+    """Raise OptionError for more than any caller needs: RESULT repeats the id, and parameters are read whole."""
+    for field, text, most in (("id", request_id, MAX_ID_BYTES), ("parameters", parameters, MAX_PARAMETERS_BYTES)):
+        if (found := len(text.encode())) > most:
+            raise ctc.OptionError(
+                f"the `{field}` of a request must have at most {most:,} bytes, but this one has {found:,}; send less"
+            )
 
 
 def _id_of(request: Any) -> str:

@@ -17,6 +17,11 @@ Rows = dict[str, list[Array]]
 
 RunBatch = Callable[[Rows], Rows]
 
+MAX_ID_BYTES = 1024
+MAX_PARAMETERS_BYTES = 5_000_000
+"""The most bytes of a request's parameters, as JSON: those of the longest list of hot words that a `<model>_ctc` takes,
+300,000 characters in 10,000 strings, with room to spare. One of Unicode's higher planes, escaped, has 14 bytes."""
+
 
 class Batches:
     """Answers the requests of one model: those of an `execute` run as one batch, or as several.
@@ -69,6 +74,8 @@ class Batches:
     def _answer(self, requests: Sequence[Any], inputs: Sequence[dict[str, Array]]) -> Iterable[Any]:
         """Return a response for each request; after an error each is made when it is asked for, by a run of its own."""
         try:
+            for request in requests:
+                _check_size(request)
             return self._respond(requests, self._run_batch(_transpose(inputs)))
         except Exception as error:
             if len(requests) == 1:
@@ -94,7 +101,7 @@ class Batches:
         return responses
 
     def _refuse(self, request: Any, error: Exception) -> Any:
-        reason = f"[request id: {_id_of(request)}] {self._config.name!r} refuses: {error}"
+        reason = f"[request id: {_id_of(request):.{MAX_ID_BYTES}}] {self._config.name!r} refuses: {error}"
         if self._has_answered:
             pb_utils.Logger.log_info(reason)
         else:
@@ -102,7 +109,8 @@ class Batches:
             # hands lines to a thread, whose server may be gone before it takes this one.
             sys.stderr.write(f"error: {json.dumps(reason, ensure_ascii=False)[1:-1]}\n")
             sys.stderr.flush()
-        return pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error), self._error_code))
+        code = pb_utils.TritonError.INVALID_ARG if isinstance(error, _TooLongError) else self._error_code
+        return pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error), code))
 
     def _send(self, request: Any, answer: Any) -> Any:
         """Send a request its answer; return what `execute` has to return for it."""
@@ -133,6 +141,27 @@ def check_output(config: ModelConfig, position: int, row_shape: Sequence[int], d
         f"output {want.name!r} of {config.name!r} (number {position}) must be {want.dtype} "
         f"{list(want.dims)}, but the model gave {dtype} {list(row_shape)}{advice}"
     )
+
+
+class _TooLongError(ValueError):
+    """A request has a longer id, or longer parameters, than any caller needs."""
+
+
+def _check_size(request: Any) -> None:
+    """Raise _TooLongError for a request that each later stage would copy to its shared memory, which keeps the room."""
+    for field, read, most in (
+        ("id", request.request_id, MAX_ID_BYTES),
+        ("parameters", request.parameters, MAX_PARAMETERS_BYTES),
+    ):
+        try:
+            num_bytes = len(read().encode())
+        except UnicodeDecodeError as error:  # Triton's HTTP server lets such bytes pass
+            num_bytes = len(error.object)
+        if num_bytes > most:
+            raise _TooLongError(
+                f"wrong option: the `{field}` of a request must have at most {most:,} bytes, but this one has "
+                f"{num_bytes:,}; send less"
+            )
 
 
 def _transpose(inputs: Sequence[dict[str, Array]]) -> Rows:
