@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import itertools
 import logging
 import queue
 import threading
@@ -105,11 +106,15 @@ class ServerLog:
 
     def _read(self, stream: IO[str], rewrite: Callable[[str], str]) -> None:
         with stream:
-            for line in stream:
-                line = rewrite(line.rstrip("\n"))
+            # Where open files run out, Triton writes one line again and again, megabytes of it a second.
+            for line, repetitions in itertools.groupby(rewrite(line.rstrip("\n")) for line in stream):
                 self._lines.append(line)
                 if (status := tells_of_end(line)) is not None:
                     self.end_status = status
                 self.has_failed = self.has_failed or tells_of_failure(line)
-                if self._with_noise or not is_noise(line):
+                is_told = self._with_noise or not is_noise(line)
+                if is_told:
                     self.tell(line)
+                num_times = sum(1 for _ in repetitions)
+                if line and num_times > 1 and is_told:
+                    self.tell(f"carnelian-serve: this came {num_times} times: {line}")
