@@ -18,7 +18,7 @@ import typer
 from carnelian_serving.endings import KILLED, describe_exit
 from carnelian_serving.errors import ServerError
 from carnelian_serving.launcher import LogLevel, Server
-from carnelian_serving.triton_options import has_port
+from carnelian_serving.triton_options import RESTRICTIONS, has_port
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 PAUSE_SIGNALS = (signal.SIGSEGV, signal.SIGABRT)
@@ -82,8 +82,12 @@ def serve(
     for before, option in pairwise(["", *(triton_options or ())]):
         if not option.startswith("--"):
             is_value = before.startswith("--") and "=" not in before
-            advice = f"write `{before}={option}`" if is_value else "a folder of models is given as --repository"
-            raise typer.BadParameter(f"an option of tritonserver must begin with --, but {option!r} does not; {advice}")
+            has_key = is_value and any(name.startswith(before) for name in RESTRICTIONS)
+            # What follows the = may be a key as well.
+            found = f"what follows {before}" if has_key else repr(option.partition("=")[0])
+            value = "PROTOCOLS:HEADER=KEY" if has_key else option
+            advice = f"write `{before}={value}`" if is_value else "a folder of models is given as --repository"
+            raise typer.BadParameter(f"an option of tritonserver must begin with --, but {found} does not; {advice}")
     for number in STOP_SIGNALS:
         if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
             continue  # nohup

@@ -40,7 +40,7 @@ def check_options(triton_options: Sequence[str]) -> None:
         hides_health = name == "--http-restricted-api" and "health" in value.partition(":")[0].split(",")
         if hides_health or (name == "--allow-http" and not is_on(value)):
             raise ServerError(
-                f"the launcher must be able to ask for readiness over HTTP, but `{option}` takes that away; "
+                f"the launcher must be able to ask for readiness over HTTP, but `{name}` takes that away; "
                 "`--http-address=127.0.0.1` keeps others from it"
             )
 
@@ -51,12 +51,18 @@ def trim_key(option: str) -> str:
     No header carries that, and the Secret that a key comes from often ends its line, being made of a file.
 
     Raises:
-        ServerError: No header could carry what is left.
+        ServerError: There is no key, or no header could carry what is left. Triton's own words would repeat the key.
     """
     name, _, value = option.partition("=")
-    restricted, equals, key = value.partition("=")
-    if name not in RESTRICTIONS or not equals:
+    if name not in RESTRICTIONS:
         return option
+    restricted, equals, key = value.partition("=")
+    protocols, _, header = restricted.partition(":")
+    if not (protocols and header and equals):
+        raise ServerError(
+            f"the value of `{name}` must be PROTOCOL,...:HEADER=KEY, but has another form; mend it (it is not shown, "
+            "for a key may be in it)"
+        )
     key = key.strip()
     if not (key and key.isascii() and key.isprintable()):
         found = "has other characters" if key else "is empty"

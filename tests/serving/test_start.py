@@ -51,6 +51,21 @@ def test_a_value_apart_from_its_option_is_told_how_to_write_both(run_command):
     assert "write `--grpc-keepalive-time=30000`" in " ".join(done.stderr.replace("│", "").split())
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["grpc-restricted-protocol=trace:a=hunter2"],
+        ["--grpc-restricted-protocol", "trace:a=hunter2"],
+        ["--http-restricted", "trace:hunter2"],
+    ],
+)
+def test_a_key_in_a_wrong_place_is_not_shown(run_command, arguments):
+    done = run_command("--", *arguments)
+    assert done.returncode == 2
+    assert "restricted" in done.stderr
+    assert "hunter2" not in done.stderr
+
+
 def test_an_empty_path_is_no_repository(run_command):
     done = run_command("--repository=")
     assert done.returncode == 2

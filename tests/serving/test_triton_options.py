@@ -21,6 +21,12 @@ def test_what_hides_readiness_from_the_launcher_is_refused(option):
         check_options([option, "--http-restricted-api=trace:key=1"])
 
 
+def test_no_key_is_shown_where_readiness_would_be_hidden():
+    with pytest.raises(ServerError) as refused:
+        check_options(["--http-restricted-api=health:a-header=secret"])
+    assert "secret" not in str(refused.value)
+
+
 @pytest.mark.parametrize(("option", "own"), OWN_OPTIONS.items())
 def test_an_option_that_the_launcher_has_is_named(option, own):
     with pytest.raises(ServerError, match=f"`{own}` must stand before the `--`, but `{option}`"):
@@ -31,7 +37,7 @@ def test_an_option_that_the_launcher_has_is_named(option, own):
     ("option", "passed_on"),
     [
         ("--grpc-restricted-protocol=trace:key= two words=\r\n", "--grpc-restricted-protocol=trace:key=two words="),
-        ("--http-restricted-api=trace", "--http-restricted-api=trace"),
+        ("--http-restricted-api=trace:key=1", "--http-restricted-api=trace:key=1"),
         ("--log-file= x ", "--log-file= x "),
     ],
 )
@@ -44,6 +50,13 @@ def test_a_key_that_no_header_can_carry_is_refused_unseen(key):
     with pytest.raises(ServerError, match="the key of `--grpc-restricted-protocol=trace:key` must be") as refused:
         trim_key(f"--grpc-restricted-protocol=trace:key={key}")
     assert not key.strip() or key not in str(refused.value)
+
+
+@pytest.mark.parametrize("value", ["trace", "trace:secret", "secret=1", ":key=secret", "trace:=secret"])
+def test_restricted_protocols_without_a_header_and_a_key_are_refused_unseen(value):
+    with pytest.raises(ServerError, match=r"`--http-restricted-api` must be PROTOCOL,\.\.\.:HEADER=KEY") as refused:
+        trim_key(f"--http-restricted-api={value}")
+    assert value not in str(refused.value)
 
 
 @pytest.mark.parametrize("option", ["--http-address", "--metrics-address"])
