@@ -1,4 +1,7 @@
-"""Environment variables that the server and its stubs get, unless the launcher's environment has them already."""
+"""Environment variables that the server and its stubs get, unless the launcher's environment has them already.
+
+And those that they do not get.
+"""
 
 from collections.abc import Mapping
 
@@ -18,3 +21,7 @@ FEW_THREADS: Mapping[str, str] = {"OPENBLAS_NUM_THREADS": "1"}
 
 QUIET: Mapping[str, str] = {"ORT_DISABLE_TELEMETRY": "1"}
 """Otherwise the wheels of ONNX Runtime report to Microsoft, from 1.30 on, and keep a file in HOME for that."""
+
+VERTEX_AI_PREFIX = "AIP_"
+"""How the names begin of what Google's Vertex AI sets. By `AIP_MODE` Triton opens a port on every address, whatever
+`--host` says, and through it all protocols, those that are closed by a key as well."""

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from carnelian_serving.errors import ServerError
 
 RESTRICTIONS = ("--grpc-restricted-protocol", "--http-restricted-api")
+UNRESTRICTED = ("--allow-sagemaker", "--allow-vertex-ai")
+"""Options that open a port on every address, through which callers reach all protocols without a key."""
 OWN_OPTIONS = {
     "--http-port": "--http-port",
     "--grpc-port": "--grpc-port",
@@ -17,7 +19,7 @@ OWN_OPTIONS = {
 }
 """Options that the launcher sets itself, and its own name for each."""
 READ_OPTIONS = (
-    *(*OWN_OPTIONS, *RESTRICTIONS, "--log-file", "--exit-on-error", "--strict-readiness"),
+    *(*OWN_OPTIONS, *RESTRICTIONS, *UNRESTRICTED, "--log-file", "--exit-on-error", "--strict-readiness"),
     *("--allow-http", "--allow-grpc", "--allow-metrics", "--http-address", "--grpc-address", "--metrics-address"),
     *("--grpc-use-ssl", "--grpc-use-ssl-mutual", "--grpc-server-cert", "--grpc-server-key", "--grpc-root-cert"),
 )
@@ -28,7 +30,8 @@ def check_options(triton_options: Sequence[str]) -> None:
     """Check that the launcher understands the options, and can still ask whether the models are ready.
 
     Raises:
-        ServerError: An option is abbreviated, has an option of the launcher itself, or closes readiness over HTTP.
+        ServerError: An option is abbreviated, has an option of the launcher itself, closes readiness over HTTP, or
+            opens a port that nothing restricts.
     """
     for option in triton_options:
         name, _, value = option.partition("=")
@@ -37,6 +40,11 @@ def check_options(triton_options: Sequence[str]) -> None:
             raise ServerError(f"options of tritonserver must be spelled out, but `{name}` is not; write `{whole[0]}`")
         if name in OWN_OPTIONS:
             raise ServerError(f"`{OWN_OPTIONS[name]}` must stand before the `--`, but `{name}` comes after it")
+        if name in UNRESTRICTED and is_on(value):
+            raise ServerError(
+                f"`--host` and restricted protocols must hold for every port, but `{name}` opens one for which they do "
+                "not; leave it out"
+            )
         hides_health = name == "--http-restricted-api" and "health" in value.partition(":")[0].split(",")
         if hides_health or (name == "--allow-http" and not is_on(value)):
             raise ServerError(

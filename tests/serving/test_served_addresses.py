@@ -2,6 +2,7 @@
 
 import socket
 import urllib.request
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -30,3 +31,14 @@ def test_a_server_whose_http_is_elsewhere_is_found_ready_there(cut_repository, m
     with make_server(cut_repository, triton_options=options) as server:
         assert server.http_url.startswith("127.0.0.2:")
         urllib.request.urlopen(f"http://{server.http_url}/v2/health/ready").read()
+
+
+def test_no_port_is_opened_for_vertex_ai(cut_repository, monkeypatch, make_server):
+    """Triton opened it on every address, and in the place of its own."""
+    routes = {"AIP_PREDICT_ROUTE": "/predict", "AIP_HEALTH_ROUTE": "/health", "AIP_MODE": "PREDICTION"}
+    for name, value in routes.items():
+        monkeypatch.setenv(name, value)
+    with make_server(cut_repository, ready_timeout_s=60) as server:
+        assert b"AIP_" not in Path(f"/proc/{server.pid}/environ").read_bytes()
+        with urllib.request.urlopen(f"http://{server.http_url}/v2/health/ready", timeout=60) as answer:
+            assert answer.status == 200

@@ -27,6 +27,13 @@ def test_no_key_is_shown_where_readiness_would_be_hidden():
     assert "secret" not in str(refused.value)
 
 
+@pytest.mark.parametrize("option", ["--allow-vertex-ai=true", "--allow-sagemaker=1", "--allow-v=true"])
+def test_a_port_without_restrictions_is_not_opened(option):
+    with pytest.raises(ServerError, match=option.partition("=")[0]):
+        check_options([option])
+    check_options(["--allow-vertex-ai=false"])
+
+
 @pytest.mark.parametrize(("option", "own"), OWN_OPTIONS.items())
 def test_an_option_that_the_launcher_has_is_named(option, own):
     with pytest.raises(ServerError, match=f"`{own}` must stand before the `--`, but `{option}`"):

@@ -79,12 +79,16 @@ for the whole. */ -}}
 {{- $values = merge $values (dict "--http-address" "server.host" "--grpc-address" "server.host" "--metrics-address" "server.host") -}}
 {{- $values = merge $values (dict "--http-restricted-api" "restrictedProtocols" "--grpc-restricted-protocol" "restrictedProtocols") -}}
 {{- $values = merge $values (dict "--model-control-mode" "model.load" "--allow-http" "" "--allow-grpc" "" "--allow-metrics" "") -}}
+{{- $values = merge $values (dict "--allow-sagemaker" "" "--allow-vertex-ai" "") -}}
 {{- range .Values.server.extraArgs -}}
 {{- $name := splitList "=" . | first -}}
 {{- range $option, $value := $values -}}
 {{- if hasPrefix $name $option -}}
 {{- $why := "which the chart sets itself" -}}
 {{- if hasPrefix "--allow-" $option -}}{{- $why = "but its port is for probes, Services and monitors" -}}{{- end -}}
+{{- if has $option (list "--allow-sagemaker" "--allow-vertex-ai") -}}
+{{- $why = "but it opens a port through which all protocols are called without the key" -}}
+{{- end -}}
 {{- if and (eq "--model-control-mode" $option) (not $.Values.model.load) -}}
 {{- $why = "but explicit lets callers load code, and poll reads folders that are half copied" -}}
 {{- end -}}
