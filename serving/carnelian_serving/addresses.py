@@ -101,17 +101,35 @@ def read_addresses(host: str, triton_options: Sequence[str]) -> dict[str, str]:
     Raises:
         ServerError: They name an address by a word.
     """
-    options = by_name(triton_options)
-    found = {kind: options.get(f"--{kind}-address") or host for kind in ("http", "grpc", "metrics")}
     everywhere = {"0.0.0.0": "127.0.0.1", "::": "::1"}
-    plain = {kind: address.removeprefix("ipv6:").strip("[]") for kind, address in found.items()}
+    listening = _listening(host, triton_options)
     for kind in ("http", "metrics"):
-        if not _is_address(plain[kind]):
+        if not _is_address(listening[kind]):
             raise ServerError(
-                f"`--{kind}-address` must be an IP address, but is {plain[kind]}; at a name, Triton listens where "
+                f"`--{kind}-address` must be an IP address, but is {listening[kind]}; at a name, Triton listens where "
                 "nobody can reach it"
             )
-    return {kind: everywhere.get(address, address) for kind, address in plain.items()}
+    return {kind: everywhere.get(address, address) for kind, address in listening.items()}
+
+
+def open_to_others(host: str, triton_options: Sequence[str]) -> list[str]:
+    """Return those of `http`, `grpc` and `metrics` that other machines may reach, or that may be so: a name is no sign.
+
+    Args:
+        host: The address to listen on.
+        triton_options: Options of tritonserver, which may give each another address.
+    """
+    return [
+        kind
+        for kind, address in _listening(host, triton_options).items()
+        if not (_is_address(address) and ipaddress.ip_address(address).is_loopback)
+    ]
+
+
+def _listening(host: str, triton_options: Sequence[str]) -> dict[str, str]:
+    options = by_name(triton_options)
+    found = {kind: options.get(f"--{kind}-address") or host for kind in ("http", "grpc", "metrics")}
+    return {kind: address.removeprefix("ipv6:").strip("[]") for kind, address in found.items()}
 
 
 def _family(host: str) -> socket.AddressFamily:

@@ -58,7 +58,13 @@ def serve(
         list[str] | None,
         typer.Option(help="Load only this model and, of an ensemble, its stages. Repeatable."),
     ] = None,
-    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for every interface.")] = "127.0.0.1",
+    host: Annotated[
+        str,
+        typer.Option(
+            help="Address to listen on; 0.0.0.0 for every interface. Where other machines may reach it, Triton's "
+            "shared memory is closed to clients, unless an option after -- gives it a key."
+        ),
+    ] = "127.0.0.1",
     http_port: Annotated[int, typer.Option(help="HTTP port; 0 takes any free one.", min=0, max=65535)] = 8000,
     grpc_port: Annotated[int, typer.Option(help="gRPC port, which the client SDK uses.", min=0, max=65535)] = 8001,
     metrics_port: Annotated[int, typer.Option(help="Port of the Prometheus metrics.", min=0, max=65535)] = 8002,
@@ -82,7 +88,7 @@ def serve(
     for before, option in pairwise(["", *(triton_options or ())]):
         if not option.startswith("--"):
             is_value = before.startswith("--") and "=" not in before
-            has_key = is_value and any(name.startswith(before) for name in RESTRICTIONS)
+            has_key = is_value and any(name.startswith(before) for name in RESTRICTIONS.values())
             # What follows the = may be a key as well.
             found = f"what follows {before}" if has_key else repr(option.partition("=")[0])
             value = "PROTOCOLS:HEADER=KEY" if has_key else option

@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Literal
 
 from carnelian_serving import METRICS_VARIABLE, THREADS_VARIABLE
-from carnelian_serving.addresses import find_address, first_on, held_ports, read_addresses
+from carnelian_serving.addresses import find_address, first_on, held_ports, open_to_others, read_addresses
 from carnelian_serving.certificates import check_certificates
 from carnelian_serving.endings import Crash, describe_crash
 from carnelian_serving.environment import FEW_THREADS, KEPT_MEMORY, QUIET, VERTEX_AI_PREFIX
@@ -36,7 +36,14 @@ from carnelian_serving.shared_memory import (
 )
 from carnelian_serving.startup_log import find_reasons
 from carnelian_serving.stubs import end_orphans
-from carnelian_serving.triton_options import by_name, check_options, has_port, is_on, trim_key
+from carnelian_serving.triton_options import (
+    by_name,
+    check_options,
+    close_shared_memory,
+    has_port,
+    is_on,
+    trim_key,
+)
 from carnelian_serving.triton_process import TritonProcess
 
 LogLevel = Literal["error", "warning", "info", "verbose"]
@@ -253,6 +260,7 @@ class Server:
             # Natively the count belongs to one pool for all models; DALI keeps its config's `num_threads`.
             command.append("--backend-config=onnxruntime,enable-global-threadpool=1")
             command.append(f"--backend-config=onnxruntime,intra_op_thread_count={self._threads}")
+        command += close_shared_memory(open_to_others(self._host, self._triton_options), self._triton_options)
         return [*command, *map(trim_key, self._triton_options)]
 
     def _wait_until_ready(self) -> None:

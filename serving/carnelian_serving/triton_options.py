@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import secrets
+from collections.abc import Iterable, Sequence
 
 from carnelian_serving.errors import ServerError
 
-RESTRICTIONS = ("--grpc-restricted-protocol", "--http-restricted-api")
+RESTRICTIONS = {"grpc": "--grpc-restricted-protocol", "http": "--http-restricted-api"}
+SHARED_MEMORY = "shared-memory"
 UNRESTRICTED = ("--allow-sagemaker", "--allow-vertex-ai")
 """Options that open a port on every address, through which callers reach all protocols without a key."""
 OWN_OPTIONS = {
@@ -19,7 +21,7 @@ OWN_OPTIONS = {
 }
 """Options that the launcher sets itself, and its own name for each."""
 READ_OPTIONS = (
-    *(*OWN_OPTIONS, *RESTRICTIONS, *UNRESTRICTED, "--log-file", "--exit-on-error", "--strict-readiness"),
+    *(*OWN_OPTIONS, *RESTRICTIONS.values(), *UNRESTRICTED, "--log-file", "--exit-on-error", "--strict-readiness"),
     *("--allow-http", "--allow-grpc", "--allow-metrics", "--http-address", "--grpc-address", "--metrics-address"),
     *("--grpc-use-ssl", "--grpc-use-ssl-mutual", "--grpc-server-cert", "--grpc-server-key", "--grpc-root-cert"),
 )
@@ -45,7 +47,7 @@ def check_options(triton_options: Sequence[str]) -> None:
                 f"`--host` and restricted protocols must hold for every port, but `{name}` opens one for which they do "
                 "not; leave it out"
             )
-        hides_health = name == "--http-restricted-api" and "health" in value.partition(":")[0].split(",")
+        hides_health = name == RESTRICTIONS["http"] and "health" in _protocols(value)
         if hides_health or (name == "--allow-http" and not is_on(value)):
             raise ServerError(
                 f"the launcher must be able to ask for readiness over HTTP, but `{name}` takes that away; "
@@ -62,7 +64,7 @@ def trim_key(option: str) -> str:
         ServerError: There is no key, or no header could carry what is left. Triton's own words would repeat the key.
     """
     name, _, value = option.partition("=")
-    if name not in RESTRICTIONS:
+    if name not in RESTRICTIONS.values():
         return option
     restricted, equals, key = value.partition("=")
     protocols, _, header = restricted.partition(":")
@@ -78,6 +80,26 @@ def trim_key(option: str) -> str:
     return f"{name}={restricted}={key}"
 
 
+def close_shared_memory(kinds: Iterable[str], triton_options: Sequence[str]) -> list[str]:
+    """Return options that close the protocol of shared memory with a key that nobody knows, unless it has one already.
+
+    A caller may have the server read and write any shared memory of its user, and learns the names of the server's own
+    from error messages.
+
+    Args:
+        kinds: The ports to close it at, those that have it: `grpc`, `http`.
+        triton_options: The other options of tritonserver.
+    """
+    has_key = {
+        name
+        for name, _, value in (option.partition("=") for option in triton_options)
+        if name in RESTRICTIONS.values() and SHARED_MEMORY in _protocols(value)
+    }
+    wanted = {RESTRICTIONS[kind] for kind in kinds if kind in RESTRICTIONS} - has_key
+    # Triton names the header to those whom it refuses.
+    return [f"{name}={SHARED_MEMORY}:closed-by-carnelian-serve={secrets.token_hex(16)}" for name in sorted(wanted)]
+
+
 def has_port(kind: str, triton_options: Sequence[str]) -> bool:
     """Return whether tritonserver opens its port of `kind`: `grpc`, `http`, `metrics`."""
     return is_on(by_name(triton_options).get(f"--allow-{kind}", "true"))
@@ -91,3 +113,7 @@ def by_name(triton_options: Sequence[str]) -> dict[str, str]:
 def is_on(value: str) -> bool:
     """Return the value of a yes-or-no option, as tritonserver reads it."""
     return value.lower() not in ("false", "off", "0")
+
+
+def _protocols(value: str) -> list[str]:
+    return value.partition(":")[0].split(",")

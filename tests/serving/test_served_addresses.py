@@ -1,11 +1,13 @@
 """Where a server is found."""
 
 import socket
+import urllib.error
 import urllib.request
 from pathlib import Path
 
 import numpy as np
 import pytest
+from tritonclient.utils import InferenceServerException
 
 
 @pytest.mark.parametrize("host", ["::1", "::"])
@@ -31,6 +33,23 @@ def test_a_server_whose_http_is_elsewhere_is_found_ready_there(cut_repository, m
     with make_server(cut_repository, triton_options=options) as server:
         assert server.http_url.startswith("127.0.0.2:")
         urllib.request.urlopen(f"http://{server.http_url}/v2/health/ready").read()
+
+
+def test_where_other_machines_reach_it_nobody_has_its_memory_read_or_written(cut_repository, connect, make_server):
+    with make_server(cut_repository, host="0.0.0.0") as server:
+        models = connect(server.grpc_url)
+        with pytest.raises(InferenceServerException, match=r"restricted.*closed-by-carnelian-serve"):
+            models.client.register_system_shared_memory("own", "/own", 64)
+        with pytest.raises(urllib.error.HTTPError, match="403") as refused:
+            urllib.request.urlopen(f"http://{server.http_url}/v2/systemsharedmemory/status", timeout=60)
+        refused.value.close()
+        models.infer("cut", SIGNAL=np.ones((1, 4), np.float32), LENGTH=np.full((1, 1), 2, np.int32))
+
+
+def test_on_this_machine_alone_clients_may_use_shared_memory(tiny_server, client):
+    assert not client.client.get_system_shared_memory_status().regions
+    with urllib.request.urlopen(f"http://{tiny_server.http_url}/v2/systemsharedmemory/status", timeout=60) as answer:
+        assert answer.status == 200
 
 
 def test_no_port_is_opened_for_vertex_ai(cut_repository, monkeypatch, make_server):

@@ -1,9 +1,9 @@
 """Options behind `--`: which the launcher refuses, and how the others reach tritonserver."""
 
 import pytest
-from carnelian_serving.addresses import read_addresses
+from carnelian_serving.addresses import open_to_others, read_addresses
 from carnelian_serving.errors import ServerError
-from carnelian_serving.triton_options import OWN_OPTIONS, check_options, trim_key
+from carnelian_serving.triton_options import OWN_OPTIONS, check_options, close_shared_memory, trim_key
 
 
 @pytest.mark.parametrize(
@@ -64,6 +64,31 @@ def test_restricted_protocols_without_a_header_and_a_key_are_refused_unseen(valu
     with pytest.raises(ServerError, match=r"`--http-restricted-api` must be PROTOCOL,\.\.\.:HEADER=KEY") as refused:
         trim_key(f"--http-restricted-api={value}")
     assert value not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("host", "options", "wanted"),
+    [
+        ("127.0.0.1", [], []),
+        ("::1", [], []),
+        ("0.0.0.0", [], ["grpc", "http", "metrics"]),
+        ("::", ["--grpc-address=[::1]"], ["http", "metrics"]),
+        ("127.0.0.1", ["--metrics-address=0.0.0.0"], ["metrics"]),
+        ("127.0.0.1", ["--grpc-address=a-name"], ["grpc"]),
+    ],
+)
+def test_what_other_machines_may_reach(host, options, wanted):
+    assert sorted(open_to_others(host, options)) == wanted
+
+
+def test_shared_memory_is_closed_where_it_has_no_key_of_the_users():
+    ports = ["grpc", "http", "metrics"]
+    own = ["--grpc-restricted-protocol=trace:a=1", "--grpc-restricted-protocol=logging,shared-memory:b=2"]
+    (closed,) = close_shared_memory(ports, own)
+    assert closed.startswith("--http-restricted-api=shared-memory:closed-by-carnelian-serve=")
+    assert trim_key(closed) == closed
+    assert len({*close_shared_memory(ports, []), *close_shared_memory(ports, [])}) == 4
+    assert close_shared_memory([], []) == []
 
 
 @pytest.mark.parametrize("option", ["--http-address", "--metrics-address"])
