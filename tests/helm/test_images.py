@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from carnelian_serving.environment import FEW_THREADS, KEPT_MEMORY
 from carnelian_serving.limits import THREAD_STACK_BYTES
-from carnelian_serving.triton_options import trim_key
+from carnelian_serving.triton_options import RESTRICTIONS, trim_key
 from packaging.requirements import Requirement
 
 try:
@@ -215,7 +215,13 @@ def test_the_native_image_starts_triton_as_carnelian_serve_does(start_tritonserv
     )
     assert entry[0] == "/opt/nvidia/nvidia_entrypoint.sh"  # the base image's own, which runs what follows
     variables = dict(re.findall(rf"\b({'|'.join(VARIABLES)})=(\d+)", text))
-    assert start_tritonserver(entry[1:] + command, **variables) == [*command[1:], *LIKE_CARNELIAN_SERVE]
+    (first, *limits), (second, *_) = (start_tritonserver(entry[1:] + command, **variables) for _ in range(2))
+    assert limits == LIKE_CARNELIAN_SERVE
+    assert first != second  # nobody knows the key
+    repository, *closed = first.split()
+    assert repository == "--model-repository=/models"
+    pattern = r"(--grpc-restricted-protocol|--http-restricted-api)=shared-memory:closed-by-the-image=[0-9a-f-]{36}"
+    assert [re.fullmatch(pattern, option)[1] for option in closed] == list(RESTRICTIONS.values())
 
 
 def test_the_chart_starts_triton_as_carnelian_serve_does(render, start_tritonserver):
