@@ -149,7 +149,7 @@ class ClipNorm(nn.Module):
         count = lengths.clamp(min=1)[:, None, None].float()
         x = zero_unless(valid, x.float())
         mean = x.sum(2, keepdim=True) / count
-        centred = zero_unless(valid, x - mean)
+        centred = (x - mean) * valid  # `x` is finite in the padding, and ONNX Runtime's `Where` is slow
         # ONNX Runtime's sum of 190,000 equal numbers has an error of 1e-4, which changes the log-probabilities of
         # silence with an offset by 0.7. So the mean of the centred values is subtracted too. It is merged into the
         # bias, so that no other tensor of this size is written.
@@ -226,8 +226,8 @@ class Attention(nn.Module):
         self.value = nn.Linear(config.width, config.width)
         self.output = nn.Linear(config.width, config.width)
 
-    def forward(self, x: Tensor, seen: Tensor) -> Tensor:
-        """Transform `x` [batch, frames, width]; `seen` [batch, 1, 1, frames] bool is True for a clip's frames."""
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        """Transform `x` [batch, frames, width]; `mask` [batch, 1, 1, frames] is 0 for a clip's frames, else -inf."""
         batch, frames, width = x.shape
         # [B, T, D] -> [B, H, T, D / H]
         query, key, value = (
@@ -235,7 +235,7 @@ class Attention(nn.Module):
             for project in (self.query, self.key, self.value)
         )
         dropout = self.dropout if self.training else 0.0
-        x = F.scaled_dot_product_attention(query, key, value, attn_mask=seen, dropout_p=dropout)
+        x = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout)
         mixed: Tensor = self.output(x.transpose(1, 2).reshape(batch, frames, width))
         return mixed
 
@@ -269,13 +269,13 @@ class Layer(nn.Module):
         self.output_norm = nn.LayerNorm(config.width, config.norm_eps)
         self.adapter = None if config.adapter_width is None else Adapter(config.width, config.adapter_width)
 
-    def forward(self, x: Tensor, seen: Tensor) -> Tensor:
-        """Transform `x` [batch, frames, width]; `seen` [batch, 1, 1, frames] bool is True for a clip's frames."""
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        """Transform `x` [batch, frames, width]; `mask` [batch, 1, 1, frames] is 0 for a clip's frames, else -inf."""
         if self.norm_first:
-            x = x + self._dropped(self.attention(self.attention_norm(x), seen))
+            x = x + self._dropped(self.attention(self.attention_norm(x), mask))
             x = x + self._feed_forward(self.output_norm(x))
             return x if self.adapter is None else self.adapter(x)
-        x = self.attention_norm(x + self._dropped(self.attention(x, seen)))
+        x = self.attention_norm(x + self._dropped(self.attention(x, mask)))
         normalised: Tensor = self.output_norm(x + self._feed_forward(x))
         return normalised
 
@@ -365,14 +365,16 @@ class Wav2Vec2Body(nn.Module):
 
     def _run(self, x: Tensor, lengths: Tensor, start: int, end: int) -> Tensor:
         """Run the layers from number `start` to before `end`."""
-        # A clip without frames sees one frame, because attention to nothing would be NaN.
+        # A clip without frames sees one frame, because attention to nothing would be NaN. The mask is one to add: for a
+        # boolean one, PyTorch exports a guard against NaN over [batch, heads, frames, frames] in each layer.
         seen = frames_within(lengths.clamp(min=1), x.shape[1])[:, None, None]
+        mask = torch.where(seen, 0.0, -torch.inf).to(x.dtype)
         for layer in self.layers[start:end]:
             if self.training and self.config.layer_drop and torch.rand(()) < self.config.layer_drop:
                 # Distributed training waits for a gradient of every parameter, so a skipped layer gets zeros.
                 x = x + 0.0 * torch.stack([p.flatten()[0] for p in layer.parameters()]).sum()
             else:
-                x = layer(x, seen)
+                x = layer(x, mask)
         return x
 
 
