@@ -128,11 +128,11 @@ BAD_SIGNALS = {
     "length 0": BadSignal(lambda s: s, 0, NO_SAMPLES),
     "negative length": BadSignal(lambda s: s, -1, NO_SAMPLES),
     "most negative length": BadSignal(lambda s: s, -(2**31), NO_SAMPLES),
-    "length beyond the tensor": BadSignal(lambda s: s, 2 * RATE_HZ, rf"{TOO_FEW}, but this clip of 2\.0\d s"),
+    "length beyond the tensor": BadSignal(lambda s: s, 2 * RATE_HZ, rf"{TOO_FEW}, but this clip of about 2\.0\d s"),
     "just over the limit": BadSignal(
         lambda s: np.zeros(LIMIT_SAMPLES + 160, np.float32),
         LIMIT_SAMPLES + 160,
-        rf"{TOO_FEW}, but this clip of 60\.02 s is over",
+        rf"{TOO_FEW}, but this clip of about 60\.02 s is over",
     ),
     "length beyond an empty tensor": BadSignal(lambda s: s[:0], RATE_HZ, TOO_FEW),
     "greatest length": BadSignal(lambda s: s, 2**31 - 1, "too long or of unknown length: .* at most 60 s"),

@@ -85,6 +85,7 @@ def test_what_is_served_is_what_is_heard_offline(recognisers, url, name):
         (200, 200, "too short: a clip must hold at least 514 samples"),
         (0, 0, "too short"),
         (16_000, 40_000, "too few samples"),
+        (60 * 16_000 + 1, 60 * 16_000 + 1, r"this clip of about 59\.98 s is over the limit"),
         (61 * 16_000, 61 * 16_000, "too long: a clip must be at most 60 s long"),
     ],
 )

@@ -170,8 +170,8 @@ class TritonPythonModel:
         if length > len(row) or (row[length - 1, -1] == 0 and not row[length - 1].any()):
             return (
                 f"too long or too few samples: {limit}, to the sample, and a SIGNAL hold all that its SIGNAL_LENGTH "
-                f"counts, but this clip of {seconds:.2f} s is over the limit, its SIGNAL holds less, or "
-                "its row is over the limit with its padding"
+                f"counts, but this clip of about {seconds:.2f} s is over the limit, its SIGNAL holds less, or "
+                "its row is over the limit with its padding; send all its samples, in parts if they are more"
             )
         # The maximum is NaN if any value is, and above 0 if these are no log-probabilities. The sum in log-softmax
         # carries infinity to every label, so looking at one, the blank, is enough.
