@@ -209,6 +209,12 @@ def test_a_tar_archive_is_not_unpacked(first, tmp_path):
         unpickling.load_checkpoint(tmp_path / "x.pt")
 
 
+def test_a_folder_is_no_checkpoint_of_ours(tmp_path):
+    """`init.checkpoint` said: [Errno 21] Is a directory."""
+    with pytest.raises(CheckpointError, match=r"\(`carnelian-train import` makes one .*\), but is a folder$"):
+        checkpoint.load(tmp_path)
+
+
 def test_a_checkpoint_that_is_not_there_is_no_foreign_one(tmp_path):
     with pytest.raises(CheckpointError, match=r"absent\.pt must be a checkpoint, but there is no such file$"):
         checkpoint.load(tmp_path / "absent.pt")

@@ -135,6 +135,8 @@ def load(path: Path) -> tuple[RunConfig, dict[str, Any]]:
             content = load_torch(file, weights_only=True)
     except FileNotFoundError as error:
         raise CheckpointError(f"{path} must be a checkpoint, but there is no such file") from error
+    except IsADirectoryError as error:
+        raise ForeignCheckpointError(f"{path} must be a checkpoint of Carnelian{_ADVICE}, but is a folder") from error
     except Exception as error:
         raise ForeignCheckpointError(
             f"{path} cannot be read as a checkpoint of Carnelian{_ADVICE}: {torch_reason(error)}"
