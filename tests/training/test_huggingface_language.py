@@ -123,6 +123,14 @@ def test_a_vocabulary_goes_before_tokens_that_were_added_for_another_language(fo
     assert sources.read(folder, language="deu")[0].labels == LABELS["deu"]
 
 
+def test_a_model_that_was_saved_without_its_processor_needs_it(hf_folder):
+    (hf_folder / "vocab.json").unlink()
+    with pytest.raises(
+        CheckpointError, match=r"must hold vocab\.json, but has none: copy it and tokenizer_config\.json"
+    ):
+        sources.read(hf_folder)
+
+
 def test_other_folders_have_no_language_to_choose(hf_folder):
     with pytest.raises(CheckpointError, match="must have the language 'deu', but has one without a name"):
         sources.read(hf_folder, language="deu")

@@ -40,7 +40,12 @@ def test_a_head_without_its_weight_is_named(hf_folder):
     tensors = load_file(hf_folder / "model.safetensors")
     del tensors["lm_head.weight"]
     save_file(tensors, hf_folder / "model.safetensors")
-    with pytest.raises(CheckpointError, match=r"has neither `lm_head\.weight` nor `quantizer`"):
+    advice = (
+        r"save it as a Wav2Vec2ForCTC or HubertForCTC \(`\.from_pretrained\(\.\.\.\)\.save_pretrained\(\.\.\.\)`\)$"
+    )
+    with pytest.raises(
+        CheckpointError, match=rf"has neither `lm_head\.weight` nor `quantizer`; a body alone .* {advice}"
+    ):
         sources.read(hf_folder)
 
 

@@ -134,7 +134,8 @@ def read(path: Path, language: str | None = None) -> tuple[Options, dict[str, Te
         return tree | {"pretraining": carry(PRETRAINING, options)}, tensors, None
     raise CheckpointError(
         f"{path} must be a Wav2Vec2ForCTC, HubertForCTC or Wav2Vec2ForPreTraining, but has neither `lm_head.weight` "
-        "nor `quantizer`"
+        "nor `quantizer`; a body alone needs a head, which fine-tuning replaces: save it as a Wav2Vec2ForCTC or "
+        "HubertForCTC (`.from_pretrained(...).save_pretrained(...)`)"
     )
 
 

@@ -39,6 +39,11 @@ def choose_language(path: Path, wanted: str | None, *, has_adapters: bool) -> La
         CheckpointError: The wanted language is not there, or there are several and none is wanted; the message names
             all.
     """
+    if not (path / "vocab.json").exists():
+        raise CheckpointError(
+            f"{path} must hold vocab.json, but has none: copy it and tokenizer_config.json of the model's processor "
+            "there (`processor.save_pretrained`)"
+        )
     tokens = read_json(path / "vocab.json")
     vocabularies = {name: rows for name, rows in tokens.items() if isinstance(rows, dict)}
     found = sorted(path.iterdir()) if has_adapters else []
