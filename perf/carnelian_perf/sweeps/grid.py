@@ -225,7 +225,9 @@ def check_files(grid: Grid) -> None:
     files = {f"models.{name}.random_weights": path for name, path in grid.random_weights.items()}
     for key, path in {"manifest": grid.manifest, **files}.items():
         if not path.is_file():
-            raise GridError(f"`{key}` of the grid must be a file, but there is none at {path.absolute()}")
+            is_default = key == "manifest" not in grid.model_fields_set
+            which = " (the default, found from the root of the repository); name one with `manifest:`" * is_default
+            raise GridError(f"`{key}` of the grid must be a file, but there is none at {path.absolute()}{which}")
     if grid.server is None and not files and not grid.repository.is_dir():
         raise GridError(f"`repository` of the grid must be a folder, but there is none at {grid.repository.absolute()}")
 

@@ -156,6 +156,13 @@ def test_nested_aliases_that_stand_for_billions_of_values_are_named(tmp_path):
         read(tmp_path, "\n".join(lines))
 
 
+def test_a_manifest_that_no_one_named_is_told_to_be_the_default(tmp_path, monkeypatch):
+    grid = read(tmp_path, SMALL + "static: {}\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(GridError, match=r"manifest\.jsonl \(the default, .*\); name one with `manifest:`$"):
+        check_files(grid)
+
+
 @pytest.mark.parametrize(
     ("key", "text"),
     [
@@ -167,7 +174,7 @@ def test_nested_aliases_that_stand_for_billions_of_values_are_named(tmp_path):
 def test_what_a_grid_names_must_be_there(tmp_path, monkeypatch, key, text):
     grid = read(tmp_path, text + "static: {}\n")
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(GridError, match=rf"`{key}` of the grid must be .* {tmp_path}/nowhere"):
+    with pytest.raises(GridError, match=rf"`{key}` of the grid must be .* {tmp_path}/nowhere[^ ]*$"):
         check_files(grid)
 
 
