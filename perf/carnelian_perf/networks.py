@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from carnelian_training.checkpoint import build_model, load_model
+from carnelian_training.checkpoint import build_model
 from carnelian_training.config import Config
+from carnelian_training.foreign.sources import load_model
 from carnelian_training.front_end import channels
 from carnelian_training.models.masked import MaskedBatchNorm
 from carnelian_training.models.network import CtcNetwork

@@ -40,6 +40,13 @@ def check_input(path: Path | None) -> Path | None:
     return path
 
 
+def check_checkpoint(path: Path) -> Path:
+    """Refuse what is neither a file on disk nor a folder, as Hugging Face's models are; the callback of an argument."""
+    if not path.is_dir():
+        check_file("this", path)
+    return path
+
+
 Overrides = Annotated[list[str] | None, typer.Option("--set", help="a.b=value, over the file; repeatable.")]
 
 Repository = Annotated[Path, typer.Option(help="The repository under test.")]

@@ -114,6 +114,20 @@ def test_wrong_use_is_status_2_and_named(call, arguments, words):
     assert words in err
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["infer"],
+        *([command, DEMO_CLIPS, "--lm", DEMO] for command in ("decoding", "held-out", "words")),
+        ["int8", "--int8-clips", DEMO_CLIPS, "--manifest", DEMO_CLIPS],
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_a_checkpoint_may_be_a_folder_of_hugging_face(tmp_path, call, arguments):
+    status, _, err = call(main, *arguments[:1], tmp_path, *arguments[1:])
+    assert (status, f"{tmp_path}/config.json must be JSON of a Hugging Face folder" in err) == (1, True), err
+
+
 @pytest.mark.parametrize("command", ["mixed", "tune", "overhead", "first-request"])
 def test_what_is_not_there_is_refused_before_an_export(command, tmp_path, call, monkeypatch):
     monkeypatch.setattr(networks, "export_random", lambda *_: pytest.fail("exported"))

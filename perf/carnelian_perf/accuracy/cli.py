@@ -7,12 +7,18 @@ from typing import Annotated
 import typer
 from rich.cells import cell_len
 
-from carnelian_perf.options import check_apart, check_input, check_writable, numbers_of, raw_file_option, raw_file_path
+from carnelian_perf.options import (
+    check_apart,
+    check_checkpoint,
+    check_input,
+    check_writable,
+    numbers_of,
+    raw_file_option,
+    raw_file_path,
+)
 
 app = typer.Typer()
-Checkpoint = Annotated[
-    Path, typer.Argument(help="A checkpoint of `carnelian-train fit` or `publish`.", callback=check_input)
-]
+Checkpoint = Annotated[Path, typer.Argument(help="A checkpoint, ours or another toolkit's.", callback=check_checkpoint)]
 Manifest = Annotated[
     Path,
     typer.Argument(help="NeMo JSON lines of clips that were not trained on.", callback=check_input),
@@ -86,7 +92,7 @@ def decoding(
     """Measure decoders offline, in CPU seconds of one core: error rates, speed, hot words; pyctcdecode beside them."""
     check_apart(out, checkpoint, manifest, language_model, lm_weights)
     tried = [boost for boost in dict.fromkeys(numbers_of("--boosts", boosts)) if boost]  # 0 is tried anyway
-    from carnelian_training.checkpoint import load_model
+    from carnelian_training.foreign.sources import load_model
     from carnelian_training.language_models.weights import read_weights
 
     from carnelian_perf.accuracy.decoders import measure
@@ -134,7 +140,7 @@ def held_out(
 ) -> None:
     """Measure what language models are worth on clips that did not choose their weights, with intervals."""
     check_apart(out, checkpoint, manifest, language_model, neural_language_model)
-    from carnelian_training.checkpoint import load_model
+    from carnelian_training.foreign.sources import load_model
 
     from carnelian_perf.accuracy.held_out import measure
 
@@ -169,7 +175,7 @@ def words(
     """Compare times of words with PocketSphinx's alignment, and confidences with what was right; calibrate both."""
     for target in (out, calibration):
         check_apart(target, checkpoint, manifest, language_model, lm_weights)
-    from carnelian_training.checkpoint import load_model
+    from carnelian_training.foreign.sources import load_model
     from carnelian_training.language_models.weights import read_weights
 
     from carnelian_perf.accuracy.words import draw, measure
@@ -196,17 +202,14 @@ def words(
 
 @app.command()
 def int8(
-    checkpoint: Annotated[
-        Path,
-        typer.Argument(help="A checkpoint.", callback=check_input),
-    ],
+    checkpoint: Checkpoint,
     clips: Annotated[Path, typer.Option("--int8-clips", help="Manifest to calibrate on.", callback=check_input)],
     manifest: Annotated[Path, typer.Option(help="Manifest of other clips, to transcribe.", callback=check_input)],
     out: Annotated[Path | None, raw_file_option("NAME_int8.json", "Raw file.")] = None,
 ) -> None:
     """Measure what int8 costs in accuracy: it and float32 on the same clips, with the interval of their difference."""
     check_apart(out, checkpoint, clips, manifest)
-    from carnelian_training.checkpoint import load_model
+    from carnelian_training.foreign.sources import load_model
 
     from carnelian_perf.accuracy.int8 import measure
 

@@ -16,8 +16,8 @@ from carnelian_perf.options import (
     PublishedModel,
     PublishedPrecision,
     SpeechManifest,
+    check_checkpoint,
     check_file,
-    check_input,
     check_words,
     choose_published,
     counts_of,
@@ -36,7 +36,8 @@ def infer(
     source: Annotated[
         Path,
         typer.Argument(
-            help="A checkpoint, or a training YAML, whose network gets random weights.", callback=check_input
+            help="A checkpoint, ours or another toolkit's, or a training YAML, whose network gets random weights.",
+            callback=check_checkpoint,
         ),
     ],
     overrides: Overrides = None,
