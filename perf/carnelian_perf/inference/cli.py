@@ -42,12 +42,13 @@ def infer(
     ],
     overrides: Overrides = None,
     engines: Annotated[
-        str,
+        str | None,
         typer.Option(
             help="Comma-separated: plain, eager, graphs, compiled, compiled_graphs, onnx_conv1d, onnx, onnx_int8, "
-            "tensorrt."
+            "tensorrt.",
+            show_default="eager,onnx; of QuartzNet plain,eager,onnx_conv1d,onnx",
         ),
-    ] = "plain,eager,onnx_conv1d,onnx",
+    ] = None,
     durations: Durations = "2,7,16.7",
     batches: Annotated[str, typer.Option(help="Batch sizes, comma-separated.")] = "1,2,4,8,16",
     steps: Annotated[int, typer.Option(help="Steps that are counted.", min=1)] = 20,
@@ -65,14 +66,16 @@ def infer(
 
     The exit status is 1 if no engine ran.
     """
-    from carnelian_perf.inference.results import TITLES, Plan
+    from carnelian_perf.inference.results import DEFAULTS, PLAIN, TITLES, Plan
 
     chosen = published_table(model, published_machine, published_precision)
     choose_published(chosen)  # refuses what is not there before anything is measured
     check_file("--manifest", manifest)
-    names = engines.split(",")
+    names = list(DEFAULTS) if engines is None else engines.split(",")
     check_words("--engines", names, TITLES)
     durations_s, sizes = durations_of(durations), counts_of("--batches", batches)
+    from carnelian_training.models.quartznet import QuartzNet
+
     from carnelian_perf.inference.measure import check_device, measure
     from carnelian_perf.networks import is_untrained, load_network
 
@@ -92,6 +95,8 @@ def infer(
     )
     check_device(plan)
     config, network = load_network(source, plan.overrides)
+    if engines is None and not isinstance(network, QuartzNet):
+        plan = replace(plan, engines=[name for name in names if name not in PLAIN])
     raw = raw_file_path(out, f"{config.name}_infer.json")
     measured = record((replace(found, published=chosen) for found in measure(plan, config, network)), raw)
     if all(timing.not_run for timing in measured.timings):

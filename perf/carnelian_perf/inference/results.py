@@ -24,6 +24,10 @@ TITLES = {
     "tensorrt": "TensorRT",
 }
 """Engine -> what it is called in the page."""
+DEFAULTS = ("plain", "eager", "onnx_conv1d", "onnx")
+"""The engines that are measured unless others are named, where the network has them."""
+PLAIN = ("plain", "onnx_conv1d")
+"""The engines of which only QuartzNet has a form."""
 AS_SERVED = "onnx"
 GPU_ONLY = ("graphs", "compiled_graphs", "tensorrt")
 BASELINE = "plain"

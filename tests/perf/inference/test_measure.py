@@ -143,6 +143,18 @@ def test_wav2vec2_is_timed_beside_the_published_rows(tmp_path):
         load_network(CHECKPOINT, ["model.hourglass={}"])
 
 
+def test_a_folder_of_hugging_face_is_timed_without_the_engines_of_quartznet(monkeypatch, tmp_path, call):
+    monkeypatch.chdir(ROOT)
+    raw, words = tmp_path / "raw.json", "--durations 1 --batches 1 --steps 1 --warm-up 0"
+    folder = ROOT / "tests/training/references/wav2vec2_large"
+    status, _, err = call(main, "infer", folder, *words.split(), "--out", raw)
+    assert status == 0, err
+    assert [(timing.engine, timing.same_texts) for timing in Measurement.read(raw).timings] == [
+        ("eager", True),
+        ("onnx", True),
+    ]
+
+
 def test_engine_that_cannot_run_says_why():
     _, network = load_network(CHECKPOINT)
     with pytest.raises(EngineError, match="in ONNX Runtime this is measured in fp32 and fp16"):
