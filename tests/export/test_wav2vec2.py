@@ -2,6 +2,7 @@
 
 import json
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -302,8 +303,10 @@ def test_equal_weights_are_rounded_to_int8_once(open_session, clips):
     assert np.abs(np.exp(found[0, :end]) - np.exp(expected)).sum(1).mean() < MEAN_DISTANCE / 5
 
 
-def test_int8_is_compared_on_real_clips(tmp_path):
+@pytest.mark.parametrize("normalise", [True, False])
+def test_int8_is_compared_on_real_clips(tmp_path, normalise):
     config, network = built("large")
+    config = replace(config, features=replace(config.features, normalise=normalise))
     manifest = ROOT / "demo" / "clips" / "manifest.jsonl"
     for precision in ("fp32", "int8"):
         target = Target(precision=precision, int8_clips=manifest if precision == "int8" else None)

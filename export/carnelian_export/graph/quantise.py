@@ -23,6 +23,7 @@ from carnelian_training.data.plan import Item
 from carnelian_training.features import SAMPLE_RATE_HZ
 from carnelian_training.models.network import CtcNetwork, StackNetwork
 from carnelian_training.models.wav2vec2 import Wav2Vec2
+from carnelian_training.waveform import WaveformSettings
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
 
 from carnelian_export.graph.folding import fold_batch_norms
@@ -52,7 +53,7 @@ class Int8Clips(NamedTuple):
     """The features of the clips that int8 needs; see :func:`load_features`."""
 
     calibration: list[ClipFeatures]
-    """The clips to measure the activations' ranges on: those that are not silent."""
+    """The clips to measure the activations' ranges on: those that are not silent. wav2vec 2.0 needs none."""
     comparison: list[ClipFeatures]
     """The clips to compare the int8 graph with the network on. They differ from those of `calibration` if the manifest
     has more than :data:`MOST_CLIPS`."""
@@ -69,6 +70,8 @@ def read_features(manifest: Path, config: Config) -> Int8Clips:
     if not clips:
         raise QuantisationError(f"a manifest to calibrate on must name at least one clip, but {manifest} has none")
     step = math.ceil(len(clips) / MOST_CLIPS)
+    if isinstance(config.features, WaveformSettings):
+        return Int8Clips([], load_features(clips[::step], config))
     # Of few clips, both uses have the same ones.
     read = {start: load_features(clips[start::step], config) for start in {0, step // 2}}
     features, others = read[0], read[step // 2]
