@@ -29,6 +29,16 @@ def pack(path: Path, contents: dict[str, bytes], **options) -> None:
             archive.addfile(member, io.BytesIO(content))
 
 
+def test_a_file_that_shows_no_compression_is_not_decompressed(tmp_path, monkeypatch):
+    """`tarfile` tries each, and LZMA's reader took a minute for a GB of zeros."""
+    for name in ("gzopen", "bz2open", "xzopen"):
+        monkeypatch.setattr(tarfile.TarFile, name, None)
+    (tmp_path / "x.pt").write_bytes(bytes(4096))
+    assert not nemo_archive.is_archive(tmp_path / "x.pt")
+    with pytest.raises(CheckpointError, match=r"must hold model_config\.yaml at its root"):
+        nemo_archive.read(tmp_path / "x.pt")
+
+
 def members(path: Path) -> dict[str, bytes]:
     with tarfile.open(path) as archive:
         return {Path(member.name).name: archive.extractfile(member).read() for member in archive if member.isfile()}

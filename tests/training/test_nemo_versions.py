@@ -33,10 +33,10 @@ def write(tmp_path):
 @pytest.mark.parametrize(
     ("version", "named"),
     [
-        ("1.10.0", "NeMo 1.10 made it"),
-        ("2.4.0rc1", "NeMo 2.4 made it"),
-        (None, "it does not say which NeMo made it"),
-        ("9" * 5000 + ".0", "it does not say which NeMo made it"),
+        ("1.10.0", "NeMo 1.10 wrote its configuration"),
+        ("2.4.0rc1", "NeMo 2.4 wrote its configuration"),
+        (None, "it names no version of NeMo"),
+        ("9" * 5000 + ".0", "it names no version of NeMo"),
     ],
 )
 def test_an_older_version_is_named_with_the_options_for_its_features(version, named, write, caplog):

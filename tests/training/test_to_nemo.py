@@ -14,7 +14,7 @@ REFERENCES = Path(__file__).parent / "references"
 
 
 @pytest.mark.parametrize("name", ["quartznet", "jasper"])
-def test_the_way_back_gives_the_same_file(tmp_path, name):
+def test_the_way_back_gives_the_same_file(tmp_path, name, caplog):
     config, weights = sources.read(REFERENCES / f"{name}.nemo", "same")
     assert nemo.write(tmp_path / "back.nemo", config, weights) == []
     tree, tensors = nemo_archive.read(tmp_path / "back.nemo")
@@ -23,7 +23,9 @@ def test_the_way_back_gives_the_same_file(tmp_path, name):
     for key, tensor in expected.items():
         torch.testing.assert_close(tensors[key], tensor, atol=1e-6, rtol=0)
     assert tree["encoder"]["feat_in"] == expected_tree["encoder"]["feat_in"]
+    caplog.clear()
     assert sources.read(tmp_path / "back.nemo", "same")[0] == config
+    assert not caplog.messages
 
 
 def test_windows_are_as_many_samples_for_nemo(tmp_path, changed):

@@ -224,11 +224,11 @@ def _warn_of_versions(tree: Options, tensors: dict[str, Tensor], settings: Featu
     is_old = version is None or (int(version[1]), int(version[2])) < FIRST_AS_TODAY
     if is_old and settings.edges == AS_TODAY["edges"] and settings.frame_count == AS_TODAY["frame_count"]:
         logger.warning(
-            "%s: %s; before %d.%d, features reflected at a clip's ends and had a frame more than those taken here: to "
-            "take the older ones, carnelian-train import --set features.edges=reflect "
-            "--set 'features.frame_count=floor + 1'",
+            "%s: %s; before %d.%d, features reflected at a clip's ends and had a frame more than those taken here: if "
+            "such a version trained it last, carnelian-train import --set features.edges=reflect "
+            "--set 'features.frame_count=floor + 1' (before 1.0, ceil)",
             where,
-            "it does not say which NeMo made it" if version is None else f"NeMo {version[0]} made it",
+            "it names no version of NeMo" if version is None else f"NeMo {version[0]} wrote its configuration",
             *FIRST_AS_TODAY,
         )
     # Versions that write `nemo_version` write these tensors too where they look at the option.
@@ -297,6 +297,7 @@ def _nemo_tree(config: Config) -> dict[str, Any]:
     is_dense = isinstance(config.model, JasperConfig) and config.model.dense
     return {
         "target": MODEL_CLASS,
+        "nemo_version": "3.0.0",
         "sample_rate": SAMPLE_RATE_HZ,
         "labels": labels,
         "preprocessor": preprocessor,

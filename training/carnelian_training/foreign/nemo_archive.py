@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 CONFIG_FILE, WEIGHTS_FILE = "model_config.yaml", "model_weights.ckpt"
 FOLLOW_LINKS = ("--dereference", "--hard-dereference")
 """The options with which `tar` packs files in the place of links to them."""
+_PACKED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ\x00")
+"""The first bytes of gzip, bzip2 and xz."""
 _UNREADABLE = (tarfile.TarError, EOFError, OSError, zlib.error, lzma.LZMAError)
 """What `tarfile` raises for a damaged archive or another file; `OSError` is from bzip2."""
 
@@ -46,10 +48,18 @@ class _Header(tarfile.TarInfo):
         return header
 
 
+def _open(path: Path) -> tarfile.TarFile:
+    """Open a tar archive, compressed or not."""
+    with path.open("rb") as file:
+        is_packed = file.read(6).startswith(_PACKED)
+    # `tarfile` would try all compressions, and LZMA reads zeros for a minute a GB.
+    return tarfile.open(path, "r:*" if is_packed else "r:", tarinfo=_Header)
+
+
 def is_archive(path: Path) -> bool:
     """Return whether a file is a tar archive, compressed or not, that has a member: zeros alone have none."""
     try:
-        with tarfile.open(path, "r:*", tarinfo=_Header) as archive:
+        with _open(path) as archive:
             return archive.next() is not None
     except _UNREADABLE:
         return False
@@ -67,7 +77,7 @@ def read(path: Path) -> tuple[Options, dict[str, Tensor]]:
     unpacked = 0
     try:
         packed = path.stat().st_size
-        with tarfile.open(path, "r:*", tarinfo=_Header) as archive:
+        with _open(path) as archive:
             for member in archive:
                 unpacked += member.size
                 check_unpacked_size(path, unpacked, packed)
