@@ -69,7 +69,7 @@ def test_nobody_is_told_to_remove_whole_weights(state, config, tmp_path, write_a
     drop_parts(tmp_path / "tiny-00000001.pt", "best_error")
     (tmp_path / "tiny-00000002.pt").write_bytes(b"")
     with pytest.raises(
-        CheckpointError, match=r"take another --out, and .* of another version goes on with that one"
+        CheckpointError, match=r"take another --out, and .* of another version goes on with that version"
     ) as caught:
         newest(tmp_path, config)
     assert f"`init.checkpoint={tmp_path / 'tiny-00000001.pt'}`" in str(caught.value)

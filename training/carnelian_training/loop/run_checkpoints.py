@@ -150,7 +150,7 @@ def newest(directory: Path, config: RunConfig) -> Path | None:
         whole = next(filter(_is_whole, (best, *reversed(saved))), None)
         advice = (
             f"take another --out, and `init.checkpoint={whole}` to start from its weights; a run of another version "
-            "goes on with that one"
+            "goes on with that version"
             if whole
             else "to start anew, remove them"
         )
