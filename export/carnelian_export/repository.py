@@ -216,11 +216,17 @@ def _check_release(repository: Path, staged: Path, name: str, config: Config) ->
     defaults = {"features": asdict(type(config.features)()), "ctc": {}}
     for stage, file in RELEASE_FILES.items():
         there, new = (root / f"{name}_{stage}" / VERSION / file for root in (repository, staged))
-        if there.parent.exists() and defaults[stage] | _read_json(there) != _read_json(new):
+        if not there.parent.exists():
+            continue
+        wanted, old = json.loads(new.read_text(encoding="utf-8")), _read_json(there)
+        found = defaults[stage] | (old or {})
+        changed = [key for key in sorted({*found, *wanted}) if found.get(key, ...) != wanted.get(key, ...)]
+        if old is None or changed:
+            why = "is missing or damaged" if old is None else f"has other values of {', '.join(changed)}"
             raise RepositoryError(
-                f"{there} must be what this export would write, but differs: it is of a model with other labels or "
-                "features, which a name keeps; choose another --name or --repository, or delete the old model's "
-                f"folders, {', '.join(f'{name}{suffix}' for suffix in SUFFIXES)}"
+                f"{there} must be what this export would write, for a name keeps its labels and features, but {why}; "
+                "choose another --name or --repository, or delete the old model's folders, "
+                f"{', '.join(f'{name}{suffix}' for suffix in SUFFIXES)}"
             )
     for new in sorted(staged.iterdir()):
         there = repository / new.name
@@ -231,12 +237,12 @@ def _check_release(repository: Path, staged: Path, name: str, config: Config) ->
             )
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    """Return what an export has written; nothing if the file is missing or damaged."""
+def _read_json(path: Path) -> dict[str, Any] | None:
+    """Return what an export has written; None if the file is missing or damaged."""
     try:
         return dict(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
-        return {}
+    except (OSError, ValueError, TypeError, RecursionError):
+        return None
 
 
 def _warn_of_other_features(repository: Path, staged: Path, name: str) -> None:

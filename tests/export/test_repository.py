@@ -47,15 +47,25 @@ def test_other_labels_are_another_release(tmp_path, config, network, contents):
     write_model(tmp_path / "r", "tiny", config, network)
     before = contents(tmp_path / "r")
     other = dataclasses.replace(config, labels=(*config.labels, "-"))
-    with pytest.raises(RepositoryError, match=r"ctc\.json must be .* choose another --name .* tiny, tiny_pcm, "):
+    words = r"ctc\.json must be .* but has other values of labels; choose another --name .* tiny, tiny_pcm, "
+    with pytest.raises(RepositoryError, match=words):
         write_model(tmp_path / "r", "tiny", other, build_model(other).eval())
     assert contents(tmp_path / "r") == before
 
 
-def test_other_features_are_another_release(tmp_path, config, network):
+@pytest.mark.parametrize(
+    ("there", "found"),
+    [
+        ('{"max_audio_s": 30.0}', "has other values of max_audio_s;"),
+        ('{"max_audio_s": 60.0, "new": null}', "has other values of new;"),
+        ("null", "is missing or damaged;"),
+        ("[" * 100_000, "is missing or damaged;"),
+    ],
+)
+def test_other_features_are_another_release(tmp_path, config, network, there, found):
     write_model(tmp_path / "r", "tiny", config, network)
-    (tmp_path / "r" / "tiny_features" / "1" / "features.json").write_text('{"max_audio_s": 30.0}')
-    with pytest.raises(RepositoryError, match=r"features\.json must be"):
+    (tmp_path / "r" / "tiny_features" / "1" / "features.json").write_text(there)
+    with pytest.raises(RepositoryError, match=rf"features\.json must be .* but {found}"):
         write_model(tmp_path / "r", "tiny", config, network)
 
 
