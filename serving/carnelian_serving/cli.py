@@ -91,7 +91,7 @@ def serve(
             has_key = is_value and any(name.startswith(before) for name in RESTRICTIONS.values())
             # What follows the = may be a key as well.
             found = f"what follows {before}" if has_key else repr(option.partition("=")[0])
-            value = "PROTOCOLS:HEADER=KEY" if has_key else option
+            value = "PROTOCOLS:HEADER=KEY" if has_key else "VALUE" if "=" in option else option
             advice = f"write `{before}={value}`" if is_value else "a folder of models is given as --repository"
             raise typer.BadParameter(f"an option of tritonserver must begin with --, but {found} does not; {advice}")
     for number in STOP_SIGNALS:

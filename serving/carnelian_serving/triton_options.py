@@ -40,6 +40,8 @@ def check_options(triton_options: Sequence[str]) -> None:
         whole = [known for known in READ_OPTIONS if known.startswith(name)]
         if whole and name not in whole:
             raise ServerError(f"options of tritonserver must be spelled out, but `{name}` is not; write `{whole[0]}`")
+        if "restricted" in name and name not in RESTRICTIONS.values():  # Triton's own words would repeat the key
+            raise ServerError(f"restrictions must be {' or '.join(RESTRICTIONS.values())}, but there is `{name}`")
         if name in OWN_OPTIONS:
             raise ServerError(f"`{OWN_OPTIONS[name]}` must stand before the `--`, but `{name}` comes after it")
         if name in UNRESTRICTED and is_on(value):

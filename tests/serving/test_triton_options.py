@@ -27,6 +27,13 @@ def test_no_key_is_shown_where_readiness_would_be_hidden():
     assert "secret" not in str(refused.value)
 
 
+@pytest.mark.parametrize("name", ["--http-restricted-protocol", "--grpc-restricted-protocols", "--grpc_restricted_api"])
+def test_a_misspelt_restriction_is_refused_without_its_key(name):
+    with pytest.raises(ServerError, match="restrictions must be --grpc-restricted-protocol or ") as refused:
+        check_options([f"{name}=trace:header=secret"])
+    assert "secret" not in str(refused.value)
+
+
 @pytest.mark.parametrize("option", ["--allow-vertex-ai=true", "--allow-sagemaker=1", "--allow-v=true"])
 def test_a_port_without_restrictions_is_not_opened(option):
     with pytest.raises(ServerError, match=option.partition("=")[0]):

@@ -154,7 +154,8 @@ def _check_size(request: Any) -> None:
         ("parameters", request.parameters, MAX_PARAMETERS_BYTES),
     ):
         try:
-            num_bytes = len(read().encode())
+            text = read()
+            num_bytes = len(text.encode()) if 4 * len(text) > most else 0  # a character has at most 4
         except UnicodeDecodeError as error:  # Triton's HTTP server lets such bytes pass
             num_bytes = len(error.object)
         if num_bytes > most:
