@@ -195,7 +195,9 @@ def _say_texts(measurement: Measurement) -> str:
         for engine, count in wrong.items()
     ]
     if "onnx_int8" in wrong:
-        differences.append("Int8 rounds, and its scales may be of noise here; neither changes its speed.")
+        differences.append(
+            "Int8 rounds, here with scales of noise where it needs any from clips; they do not change its speed."
+        )
     precision = measurement.plan.precision
     if precision != "fp32" and measurement.plan.random_weights:
         # With random weights, the signal fades. Batch norms with the statistics of noise would prevent that, but then
