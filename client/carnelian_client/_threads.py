@@ -23,15 +23,16 @@ Item = TypeVar("Item")
 def start(function: Callable[[], T]) -> Future[T]:
     """Call a function in a thread of its own; the future has its result, or what it raises."""
     future: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(function())
-        except BaseException as error:
-            future.set_exception(error)
-
-    threading.Thread(target=run, name="carnelian_reader", daemon=True).start()
+    threading.Thread(target=_run, args=(function, future), name="carnelian_call", daemon=True).start()
     return future
+
+
+def _run(function: Callable[[], T], future: Future[T]) -> None:
+    try:
+        future.set_result(function())
+    except BaseException as error:
+        future.set_exception(error)
+        del function, future  # the error refers to this frame, and would hold itself and what was sent
 
 
 def result(future: Future[T], deadline: Deadline | None = None) -> T:
@@ -39,14 +40,18 @@ def result(future: Future[T], deadline: Deadline | None = None) -> T:
     while not wait([future], min(deadline.left_s, CTRL_C_HEARD_S) if deadline else CTRL_C_HEARD_S).done:
         if deadline is not None and deadline.is_over:
             raise deadline.error()
-    return future.result()
+    try:
+        return future.result()
+    finally:
+        del future  # as in `_run`
 
 
 def outside_main_thread(function: Callable[[], T]) -> T:
-    """Call a function that reads through soundfile, in another thread if this is the main one.
+    """Call a function of soundfile or gRPC, in another thread if this is the main one.
 
-    libsndfile reads files in memory by calling Python. If the handler of a signal raises there, as that of Ctrl-C does,
-    the exception is lost, and what was read is damaged. Handlers run in the main thread alone.
+    Handlers of signals run in the main thread alone, and may raise anywhere, as that of Ctrl-C does. libsndfile reads
+    files in memory by calling Python: an exception there is lost, and what was read is damaged. Within gRPC, it leaves
+    locks locked, or a call without the thread that hears its answer.
     """
     if threading.current_thread() is not threading.main_thread():
         return function()

@@ -26,7 +26,7 @@ from ._answers import MAX_ANSWER_BYTES, error_from_answer
 from ._errors import CarnelianClientError, ServerError, TransportError, about
 from ._result import check_result, transcript_from_result
 from ._settings import OWN_ADDRESS
-from ._threads import CTRL_C_HEARD_S
+from ._threads import outside_main_thread
 from ._types import TLS, Health, Model, Request, Transcript
 
 if TYPE_CHECKING:
@@ -80,20 +80,7 @@ class Transport:
         """
         with about(request.clip, request.model, request.request_id):
             message = _infer_message(request, deadline)
-            with self._translated_errors(deadline, request.request_id):
-                call = self._stub.ModelInfer.future(
-                    message, timeout=deadline.left_s + LINGER_S, metadata=self._metadata
-                )
-                self._in_flight.add(call)
-                call.add_done_callback(self._in_flight.discard)
-                # Not by `result(timeout=...)`: it counts by the clock on the wall, which may be set.
-                has_ended = threading.Event()
-                call.add_done_callback(lambda _: has_ended.set())
-                while not has_ended.wait(min(deadline.left_s, CTRL_C_HEARD_S)):
-                    if deadline.is_over:
-                        raise _late(deadline)
-                answer = call.result()
-            return _transcript(answer)
+            return _transcript(outside_main_thread(lambda: self._answer(message, deadline)))
 
     def is_model_ready(self, model: str, deadline: Deadline) -> bool:
         """Ask whether a model can be called now."""
@@ -127,9 +114,24 @@ class Transport:
         else:
             closing.join()
 
+    def _answer(self, message: Any, deadline: Deadline) -> Any:
+        with self._translated_errors(deadline, message.id):
+            call = self._stub.ModelInfer.future(message, timeout=deadline.left_s + LINGER_S, metadata=self._metadata)
+            self._in_flight.add(call)
+            call.add_done_callback(self._in_flight.discard)
+            # Not by `result(timeout=...)`: it counts by the clock on the wall, which may be set.
+            has_ended = threading.Event()
+            call.add_done_callback(lambda _: has_ended.set())
+            if not has_ended.wait(deadline.left_s):
+                raise _late(deadline)
+            return call.result()
+
     def _call(self, method: str, message: Any, deadline: Deadline) -> Any:
-        with self._translated_errors(deadline):
-            return getattr(self._stub, method)(message, timeout=deadline.left_s, metadata=self._metadata)
+        def call() -> Any:
+            with self._translated_errors(deadline):
+                return getattr(self._stub, method)(message, timeout=deadline.left_s, metadata=self._metadata)
+
+        return outside_main_thread(call)
 
     @contextlib.contextmanager
     def _translated_errors(self, deadline: Deadline, request_id: str = "") -> Iterator[None]:

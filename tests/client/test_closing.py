@@ -1,9 +1,15 @@
 """Calls that end because their client is closed or interrupted."""
 
+import contextlib
+import functools
+import gc
+import itertools
 import os
 import signal
+import sys
 import threading
 import time
+import weakref
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import grpc
@@ -59,6 +65,70 @@ def test_ctrl_c_leaves_no_client_half_closed(endpoint, triton, wav, late, wait_u
         again.join(timeout=20)
         assert not again.is_alive()
         assert all(isinstance(call.exception(), TransportError) for call in calls)
+
+
+@pytest.mark.parametrize("ask", ["transcribe", "is_ready", "health", "models"])
+def test_calls_go_through_grpc_where_no_handler_can_raise(client, wav, ask):
+    """It left gRPC's locks locked: later calls had no answer, and `close` did not end."""
+    threads = []
+
+    class Metadata(tuple):
+        def __iter__(self):
+            threads.append(threading.current_thread())
+            return super().__iter__()
+
+    client._transport._metadata = Metadata([("key", "value")])
+    getattr(client, ask)(*[wav] if ask == "transcribe" else [])
+    assert threads
+    assert threading.main_thread() not in threads
+
+
+def test_a_handler_may_raise_wherever_a_call_takes_a_lock(client, wav, monkeypatch):
+    """Python's own locks stay locked then: gRPC's thread waited for one of them, and later calls had no answer."""
+    enter = threading.Condition.__enter__
+    left = 0
+
+    def interrupt(lock):
+        nonlocal left
+        is_taken = enter(lock)
+        is_lost = sys._getframe(1).f_code.co_name == "__del__"  # Python prints what is raised there, and goes on
+        if threading.get_ident() == threading.main_thread().ident and not is_lost:
+            left -= 1
+            if left == 0:
+                raise KeyboardInterrupt
+        return is_taken
+
+    monkeypatch.setattr(threading.Condition, "__enter__", interrupt)
+    for nth in itertools.count(1):
+        left = nth
+        try:
+            client.transcribe(wav)
+        except KeyboardInterrupt:
+            assert client.transcribe(wav, timeout_s=20).text == f"{len(wav)} bytes"
+        else:
+            break
+    assert nth > 1
+
+
+def test_an_error_out_of_a_thread_holds_nothing_that_was_sent(wait_until):
+    """It held itself, and the bytes of a request, until Python looked for such cycles."""
+
+    class Request:
+        pass
+
+    def fail(request):
+        raise ValueError
+
+    request = Request()
+    held = weakref.ref(request)
+    gc.disable()
+    try:
+        with contextlib.suppress(ValueError):
+            outside_main_thread(functools.partial(fail, request))
+        del request
+        wait_until(lambda: held() is None)
+    finally:
+        gc.enable()
 
 
 def test_closing_ends_calls_between_two_attempts(endpoint, triton, wav, late):
