@@ -44,7 +44,8 @@ Outcome: TypeAlias = Transcript | CarnelianClientError | OSError
 class CarnelianClient:
     """A connection to one server. Threads may share it; processes may not.
 
-    gRPC does not work after a fork once it has been called: fork before the first call, or start processes with spawn.
+    gRPC does not work after a fork once it has been called, so a call raises RuntimeError then. Fork before the first
+    call, or close the client before the fork and make a new one in each process, or start processes by spawn.
 
         with CarnelianClient("localhost:8001", timeout_s=5) as client:
             print(client.transcribe("clip.flac").text)

@@ -9,14 +9,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import ssl
 import struct
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
 import grpc.aio
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from ._retry import Deadline
 
 Metadata = Sequence[tuple[str, str]]
+T = TypeVar("T")
 
 _CHANNEL_OPTIONS = (
     # A name that resolves to several pods: take them in turn. The default stays with the first one for ever.
@@ -71,6 +73,7 @@ class Transport:
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
         self._is_closed = False
         self._in_flight: set[Any] = set()  # a call that nobody refers to is cancelled
+        self._pid: int | None = None
 
     def infer(self, request: Request, deadline: Deadline) -> Transcript:
         """Transcribe one clip, in one attempt.
@@ -80,7 +83,7 @@ class Transport:
         """
         with about(request.clip, request.model, request.request_id):
             message = _infer_message(request, deadline)
-            return _transcript(outside_main_thread(lambda: self._answer(message, deadline)))
+            return _transcript(self._in_grpc(lambda: self._answer(message, deadline)))
 
     def is_model_ready(self, model: str, deadline: Deadline) -> bool:
         """Ask whether a model can be called now."""
@@ -131,7 +134,17 @@ class Transport:
             with self._translated_errors(deadline):
                 return getattr(self._stub, method)(message, timeout=deadline.left_s, metadata=self._metadata)
 
-        return outside_main_thread(call)
+        return self._in_grpc(call)
+
+    def _in_grpc(self, function: Callable[[], T]) -> T:
+        """Call gRPC where no handler of a signal can raise, and in the process of the first call alone."""
+        if self._pid not in (None, os.getpid()):
+            raise RuntimeError(
+                "the client belongs to the process of its first call, and this is one that was forked later; close the "
+                "client before the fork, or start processes by spawn, and make a new one in each."
+            )
+        self._pid = os.getpid()
+        return outside_main_thread(function)
 
     @contextlib.contextmanager
     def _translated_errors(self, deadline: Deadline, request_id: str = "") -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""How a program ends that has calls in flight, and has not closed its client."""
+"""Clients in programs that end with calls in flight, and in programs that fork."""
 
 import signal
 import subprocess
@@ -71,3 +71,32 @@ def test_a_client_is_closed_by_the_end_of_python():
         next(held)
     """
     assert subprocess.run([sys.executable, "-c", textwrap.dedent(program)], timeout=60, check=False).returncode == 0
+
+
+def test_only_a_client_without_calls_works_after_a_fork(endpoint):
+    """In a forked process, is_ready() was False in every other one."""
+    program = """
+        import os
+        import sys
+        from carnelian_client import CarnelianClient
+
+        client = CarnelianClient(sys.argv[1], timeout_s=60)
+
+        def ask():
+            try:
+                print(client.is_ready(), flush=True)
+            except RuntimeError as error:
+                print(error, flush=True)
+
+        for _ in range(2):
+            if not (child := os.fork()):
+                ask()
+                os._exit(0)
+            os.waitpid(child, 0)
+            ask()
+    """
+    words = [sys.executable, "-c", textwrap.dedent(program), endpoint.url]
+    done = subprocess.run(words, stdout=subprocess.PIPE, text=True, timeout=60, check=True)
+    unused, parent, used, parent_again = done.stdout.splitlines()
+    assert (unused, parent, parent_again) == ("True", "True", "True")
+    assert "forked later; close the client before the fork" in used
