@@ -59,7 +59,10 @@ class AsyncCarnelianClient:
         headers: Mapping[str, str] | None = None,
         api_key: str | None = None,
     ) -> None:
-        # Not in the first call, whose deadline it would use: importing gRPC takes a third of a second.
+        # Not in the first call, whose deadline it would use: importing gRPC takes a third of a second. Nor tenacity: if
+        # the call is interrupted there, what is half imported stays so.
+        import tenacity  # noqa: F401
+
         from ._transport import read_credentials
 
         self._settings = Settings(

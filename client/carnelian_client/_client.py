@@ -78,7 +78,10 @@ class CarnelianClient:
         headers: Mapping[str, str] | None = None,
         api_key: str | None = None,
     ) -> None:
-        # gRPC takes its time, and `import carnelian_client` should not.
+        # Both take their time, and `import carnelian_client` should not. Nor are they for the first call to import: if
+        # it is interrupted there, what is half imported stays so.
+        import tenacity  # noqa: F401
+
         from ._transport import Transport, read_credentials
 
         self._settings = Settings(

