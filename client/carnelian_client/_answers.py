@@ -165,7 +165,7 @@ _WORDINGS = (
         "Carnelian?",
     ),
     _Wording("message larger than max", InvalidAudio, size_advice=SHORTEN_ADVICE),
-    _Wording("too little memory for an input", InvalidAudio),
+    _Wording("too little memory for an input", InvalidAudio, size_advice=CUT_ADVICE),
     _Wording("no samples|empty audio", InvalidAudio),
     _Wording("not finite|non-finite", InvalidAudio),
     _Wording("^too long: ", InvalidAudio, size_advice=CUT_ADVICE),
@@ -175,7 +175,7 @@ _WORDINGS = (
     _Wording("flac decoder", InvalidAudio, f"the file is damaged, or FLAC within Ogg; {CONVERT_ADVICE}"),
     # Only what looks like WAV, FLAC or Ogg gets as far as to the server: the codec is one it does not read.
     _Wording(
-        "encoded data|(unsupported|unimplemented|unknown) .*format|format not recogni[sz]ed",
+        "encoded data|(unsupported|unimplemented|unknown) .{0,40}format|format not recogni[sz]ed",
         InvalidAudio,
         CONVERT_ADVICE,
     ),

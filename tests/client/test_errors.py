@@ -83,6 +83,8 @@ ANSWERS = [
     ("UNAUTHENTICATED", "Received http2 header with status: 401", AccessDenied),
     ("INTERNAL", "in ensemble 'm', CUDA out of memory", ServerError),
     ("INTERNAL", "in ensemble 'm', Failed to open encoded data: Format not recognised.", InvalidAudio),
+    ("INTERNAL", "Error in IRCAM file, unknown encoding format.", InvalidAudio),
+    ("INTERNAL", f"unknown {'word ' * 3000}format", ServerError),  # a pattern of any length took half a second
     ("INTERNAL", "Error decoding file . Error: Requested 16000 samples but got 4096 samples.", InvalidAudio),
     ("UNAVAILABLE", "failed to connect to all addresses; last error: Connection refused", ConnectError),
     ("UNAVAILABLE", "Socket closed", ConnectError),
@@ -119,6 +121,11 @@ def test_the_message_is_the_words_without_their_wrapping_and_says_what_to_do():
     )
     assert str(error).startswith("a.mp3: Failed")
     assert str(error).endswith("[model m, request 7, INTERNAL]")
+
+
+@pytest.mark.parametrize("words", ["too long: 70.0 s", "too little memory for an input of this length"])
+def test_a_recording_that_is_too_long_for_the_server_is_to_be_cut(words):
+    assert error_from_answer("INVALID_ARGUMENT", words).size_advice.startswith("`transcribe_long`")
 
 
 def test_blank_lines_by_the_thousand_do_not_keep_a_client():
