@@ -89,9 +89,14 @@ def read_audio(audio: Audio, deadline: Deadline | None = None) -> bytes:
     elif isinstance(audio, tuple) and len(audio) == 2:
         data = wav_from_samples(*audio)
     else:
+        advice = ""
+        if hasattr(audio, "read"):
+            advice = "; pass the bytes that its `read()` gives"
+        elif hasattr(audio, "tobytes"):
+            advice = "; pass samples with their rate, or a file's bytes, which its `tobytes()` gives"
         raise TypeError(
             "`audio` must be a path, the bytes of an audio file, or a tuple `(samples, rate)`, "
-            f"but is {type(audio).__name__}."
+            f"but is {type(audio).__name__}{advice}."
         )
     if not data:
         raise InvalidAudio("empty audio: there is not a single byte")

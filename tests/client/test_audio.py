@@ -1,3 +1,4 @@
+import array
 import io
 import os
 import struct
@@ -317,6 +318,20 @@ def test_a_file_of_another_format_without_samples_is_invalid(encode):
 @pytest.mark.parametrize("audio", [None, 7, ["a.wav"], (np.zeros(3),)])
 def test_other_types_are_the_callers_mistake(audio, encode):
     with pytest.raises(TypeError, match="must be"):
+        encode(audio)
+
+
+@pytest.mark.parametrize(
+    ("audio", "advice"),
+    [
+        (io.BytesIO(b"RIFF"), r"but is BytesIO; pass the bytes that its `read\(\)` gives"),
+        (np.zeros(3), "but is ndarray; pass samples with their rate, or a file's bytes"),
+        (array.array("B", b"RIFF"), r"but is array; .* which its `tobytes\(\)` gives"),
+    ],
+    ids=["file", "samples", "bytes"],
+)
+def test_what_can_become_audio_is_refused_with_how(audio, advice, encode):
+    with pytest.raises(TypeError, match=advice):
         encode(audio)
 
 
