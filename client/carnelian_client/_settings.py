@@ -7,6 +7,7 @@ import re
 import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from decimal import Decimal
 from numbers import Real
 from os import PathLike
 
@@ -133,7 +134,7 @@ def _parameter(name: str, value: object) -> str | int:
         return value
     if isinstance(value, int):
         return value if value.bit_length() < 64 else str(value)
-    if isinstance(value, Real):
+    if isinstance(value, (Real, Decimal)):
         return repr(float(value))
     try:
         # The first clip of `transcribe_many` would use an iterator up; of a mapping, only the keys would be sent.

@@ -1,6 +1,8 @@
 """The decoder's options and what they bring."""
 
 import json
+from decimal import Decimal
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -23,6 +25,12 @@ def test_options_may_be_numbers_of_numpy(client, triton, wav):
     assert parameters["beam_width"].int64_param == 20
     assert parameters["lm_weight"].string_param == "0.5"
     assert parameters["rescore"].string_param == "true"
+
+
+@pytest.mark.parametrize("number", [Fraction(1, 2), Decimal("0.5")], ids=["fraction", "decimal"])
+def test_options_may_be_exact_numbers(client, triton, wav, number):
+    client.transcribe(wav, lm_weight=number)
+    assert triton.requests[0].parameters["lm_weight"].string_param == "0.5"
 
 
 def test_alternatives_are_typed(client, triton, wav, answers):
