@@ -1,11 +1,14 @@
 """`client/docs/wire.md` against a real server: what it shows runs, and errors are what it says."""
 
+import gzip
 import http.client
 import json
 import os
 import re
 import shutil
 import subprocess
+import zlib
+from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 
 import grpc
@@ -41,10 +44,10 @@ def post(server):
     """Sends a document, and bytes behind it, over HTTP."""
     connection = http.client.HTTPConnection(server.http_url, timeout=30)
 
-    def send(model, document, data=b"", path="infer"):
+    def send(model, document, data=b"", path="infer", pack=bytes, **more_headers):
         text = document if isinstance(document, bytes) else json.dumps(document).encode()
         headers = {"Inference-Header-Content-Length": str(len(text))} if data else {}
-        connection.request("POST", f"/v2/models/{model}/{path}", text + data, headers)
+        connection.request("POST", f"/v2/models/{model}/{path}", pack(text + data), headers | more_headers)
         answer = connection.getresponse()
         return answer.status, answer.read(), answer.headers
 
@@ -140,6 +143,42 @@ def test_numbers_may_be_text_and_none_is_unsigned(stub):
         stub.ModelInfer(request, timeout=30)
 
 
+def test_grpc_answers_errors_with_the_documented_statuses(stub):
+    def refusal(method, request):
+        with pytest.raises(grpc.RpcError) as caught:
+            getattr(stub, method)(request, timeout=30)
+        return caught.value.code().name
+
+    request = grpc_request()
+    request.parameters["n_best"].SetInParent()
+    assert refusal("ModelInfer", request) == "INVALID_ARGUMENT"
+    request = grpc_request()
+    request.model_version = "x"
+    assert refusal("ModelInfer", request) == "INVALID_ARGUMENT"
+    assert refusal("ModelStatistics", service_pb2.ModelStatisticsRequest(name="nothing")) == "INVALID_ARGUMENT"
+
+
+def test_shared_memory_must_be_registered_and_large_enough(stub):
+    request = grpc_request()
+    output = request.outputs.add(name="RESULT")
+    output.parameters["shared_memory_region"].string_param = "region"
+    output.parameters["shared_memory_byte_size"].int64_param = 10
+    with pytest.raises(grpc.RpcError, match="Unable to find shared memory region") as caught:
+        stub.ModelInfer(request, timeout=30)
+    assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+    memory = SharedMemory(create=True, size=4096)
+    try:
+        region = {"name": "region", "key": f"/{memory.name}", "byte_size": 4096}
+        stub.SystemSharedMemoryRegister(service_pb2.SystemSharedMemoryRegisterRequest(**region), timeout=30)
+        with pytest.raises(grpc.RpcError, match=r"shared memory size specified .* should be at least") as caught:
+            stub.ModelInfer(request, timeout=30)
+        assert caught.value.code() is grpc.StatusCode.INTERNAL
+        stub.SystemSharedMemoryUnregister(service_pb2.SystemSharedMemoryUnregisterRequest(name="region"), timeout=30)
+    finally:
+        memory.close()
+        memory.unlink()
+
+
 def test_bytes_may_be_typed_numbers(stub):
     raw, typed = grpc_request(), grpc_request()
     typed.inputs[0].contents.uint_contents.extend(typed.raw_input_contents.pop())
@@ -172,6 +211,26 @@ def test_generate_takes_the_numbers_and_options_beside_them(post):
     status, answer, _ = post("quartznet_demo", {"AUDIO": list(CLIP.read_bytes()), "decoder": "ngram"}, path="generate")
     assert status == 200
     assert json.loads(answer)["TRANSCRIPT"].startswith(READ_WITH_NGRAM)
+
+
+@pytest.mark.parametrize(("encoding", "pack"), [("gzip", gzip.compress), ("deflate", zlib.compress)])
+def test_bodies_may_be_packed_and_the_header_counts_them_unpacked(post, encoding, pack):
+    clip = CLIP.read_bytes()
+    headers = {"Content-Encoding": encoding, "Accept-Encoding": "gzip"}
+    status, answer, _ = post("quartznet_demo", request_of(clip), clip, pack=pack, **headers)
+    assert status == 200
+    assert {output["name"] for output in json.loads(gzip.decompress(answer))["outputs"]} == {"TRANSCRIPT", "RESULT"}
+
+
+@pytest.mark.parametrize(("names", "num_repeated"), [([], 3), (["TRANSCRIPT", "RESULT"], 3), (["TRANSCRIPT"], 0)])
+def test_parameters_of_an_answer_repeat_unless_one_output_is_asked_for(post, names, num_repeated):
+    clip = CLIP.read_bytes()
+    outputs = {"outputs": [{"name": name} for name in names]} if names else {}
+    _, answer, _ = post("quartznet_demo", request_of(clip) | outputs, clip)
+    pairs = []
+    json.loads(answer, object_pairs_hook=lambda found: pairs.append(found) or dict(found))
+    [parameters] = [found for found in pairs if found and found[0][0] == "sequence_id"]
+    assert len(parameters) - len(dict(parameters)) == num_repeated
 
 
 def test_rows_may_be_padded_with_anything(post):
@@ -212,6 +271,7 @@ def test_http_answers_errors_with_the_documented_statuses(post):
     says("wrong option: decoder", 400, failure("quartznet_demo", request_of(clip, {"decoder": "x"}), clip))
     says("data-type is 'INT8'", 400, failure("quartznet_demo", request_of(clip, datatype="INT8"), clip))
     says("Failed to open encoded data", 400, failure("quartznet_demo", request_of(b"hello"), b"hello"))
+    says("'n_best' has invalid type", 400, failure("quartznet_demo", request_of(clip, {"n_best": None}), clip))
     says("unknown model", 404, failure("nothing", request_of(clip), clip))
     says("Request timeout expired", 503, failure("quartznet_demo", request_of(clip, {"timeout": 1}), clip))
     says("failed to parse the request JSON", 500, failure("quartznet_demo", b"{"))
