@@ -2,6 +2,7 @@
 
 import urllib.parse
 
+import numpy as np
 import pytest
 from carnelian_export.stages import MAX_BATCH_SIZE
 from carnelian_training.ctc import Decoder, OptionError, Options, decoder
@@ -34,6 +35,34 @@ LABELS = [" ", "a", "b"]
 def test_a_wrong_option_is_refused_with_what_is_allowed(parameters, message):
     with pytest.raises(OptionError, match=message):
         Decoder(LABELS, 0.02).read_options(parameters, Options())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (Options(decoder="ngram"), r"greedy, beam, but is 'ngram'; ngram needs a language model"),
+        (Options(decoder="ngramm"), r"decoder must be one of greedy, beam, but is 'ngramm'"),
+        (Options(decoder="beam", rescore=True), r"rescore needs a neural language model"),
+    ],
+)
+def test_options_made_by_code_are_refused_unless_the_decoder_supports_them(options, message):
+    with pytest.raises(OptionError, match=message):
+        Decoder(LABELS, 0.02).decode([np.zeros((3, 4), np.float32)], [options])
+
+
+@pytest.mark.parametrize("options", [Options(), Options(decoder="beam")])
+@pytest.mark.parametrize(
+    ("shapes", "message"),
+    [
+        ([(3, 4), (3, 4)], r"must be one for each of 2 clips, but are 1"),
+        ([(3, 3)], r"here \[frames, 4\], but is of \[3, 3\]"),
+        ([(3, 8)], r"here \[frames, 4\], but is of \[3, 8\]"),
+        ([(4,)], r"here \[frames, 4\], but is of \[4\]"),
+    ],
+)
+def test_clips_that_do_not_fit_the_labels_or_the_options_are_refused(shapes, options, message):
+    with pytest.raises(ValueError, match=message):
+        Decoder(LABELS, 0.02).decode([np.zeros(shape, np.float32) for shape in shapes], [options])
 
 
 @pytest.fixture

@@ -37,7 +37,10 @@ class OptionError(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """The options of decoding one clip. Scores are natural logarithms."""
+    """The options of decoding one clip. Scores are natural logarithms.
+
+    Make them with :func:`read_options` or :func:`change_options`; the class itself checks no types or ranges.
+    """
 
     decoder: str = "greedy"
     """The decoder: `greedy`, `beam` (no language model) or `ngram` (beam search with the n-gram language model)."""

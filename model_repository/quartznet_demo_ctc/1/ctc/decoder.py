@@ -113,8 +113,10 @@ class Decoder:
             One hypothesis per clip, in order.
 
         Raises:
-            OptionError: The options were not read by :meth:`read_options` and do not fit.
+            OptionError: The options were not read by :meth:`read_options`, and this decoder does not support them.
+            ValueError: There are not as many options as clips, or a clip is not of these labels.
         """
+        self._check(clips, options)
         places = [i for i, wanted in enumerate(options) if wanted.decoder == "greedy"]
         found = greedy([clips[i] for i in places], self._labels, self._frame_s, self._calibration)
         hypotheses = dict(zip(places, found, strict=True))
@@ -123,11 +125,23 @@ class Decoder:
                 hypotheses[i] = self._search(clips[i], wanted)
         return [hypotheses[i] for i in range(len(options))]
 
+    def _check(self, clips: Sequence[npt.NDArray[np.float32]], options: Sequence[Options]) -> None:
+        if len(clips) != len(options):
+            raise ValueError(f"`options` must be one for each of {len(clips)} clips, but are {len(options)}")
+        row = (len(self._labels) + 1,)
+        for clip, wanted in zip(clips, options, strict=True):
+            if clip.shape[1:] != row:
+                raise ValueError(
+                    f"a clip must be of [frames, labels + 1], here [frames, {row[0]}], but is of {list(clip.shape)}"
+                )
+            if wanted.decoder not in self.decoders or (wanted.rescore and not self.neural_language_model):
+                self.change_options({"decoder": wanted.decoder, "rescore": wanted.rescore})  # says what is allowed
+
     def _search(self, clip: npt.NDArray[np.float32], options: Options) -> Hypothesis:
         language_model = self.language_model if options.decoder == "ngram" else None
         readings = beam_search(clip, self._labels, options, self._hotwords(options), language_model)
         if options.rescore:
-            assert self.neural_language_model is not None
+            assert self.neural_language_model is not None  # as _check sees to
             readings = self.neural_language_model.rescore(readings, options)
         returned = readings[: options.n_best]
         return time_words(clip, returned, self._labels, self._frame_s, self._calibration, options.decoder)
