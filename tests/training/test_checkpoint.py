@@ -12,6 +12,7 @@ from carnelian_training import checkpoint
 from carnelian_training.cli import main
 from carnelian_training.foreign import sources, unpickling
 from carnelian_training.loop.train import train
+from carnelian_training.models.blocks import StackConfig
 from carnelian_training.weight_files import CheckpointError
 
 
@@ -26,6 +27,15 @@ def test_a_published_checkpoint_is_half_the_size_and_describes_itself(tiny_confi
     assert content["results"]["dev_wer"] > 0
     _, exact = checkpoint.load_model(tmp_path / "tiny.pt")
     torch.testing.assert_close(model.head.weight, exact.head.weight, atol=1e-3, rtol=1e-3)
+
+
+def test_a_network_that_is_not_known_is_refused(tiny_config):
+    class TdnnConfig(StackConfig):
+        name = "tdnn"
+
+    config = dataclasses.replace(tiny_config, model=TdnnConfig(stages=tiny_config.model.stages))
+    with pytest.raises(TypeError, match=r"must be a QuartzNetConfig, .* but is a TdnnConfig: give `build_model`"):
+        checkpoint.build_model(config)
 
 
 def test_an_average_is_the_mean_of_the_weights_and_statistics(tiny_config, tmp_path, call):

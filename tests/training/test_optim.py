@@ -110,6 +110,14 @@ def test_all_tensors_at_once_equal_one_after_the_other(tiny_config, beta2):
         torch.testing.assert_close(together, apart, atol=1e-6, rtol=1e-5)
 
 
+def test_names_that_no_loader_checked_are_refused(rates, tiny_config, changed):
+    with pytest.raises(ValueError, match=r"`optimizer\.schedule` must be cosine, .* but is cosin"):
+        rates(50, schedule="cosin")
+    config = changed(tiny_config, optimizer={"name": "sgd", "betas": (0.9, 0.98)})
+    with pytest.raises(ValueError, match=r"`optimizer\.name` must be adamw, muon or novograd, but is sgd"):
+        build_optimizer(config, build_model(config), CPU)
+
+
 @pytest.mark.parametrize("name", ["adamw", "muon", "novograd"])
 def test_every_optimizer_has_its_eps(tiny_config, changed, name):
     config = changed(tiny_config, optimizer={"name": name, "eps": 0.5})

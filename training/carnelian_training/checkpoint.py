@@ -13,7 +13,7 @@ from carnelian_training.language_models.config import LanguageModelConfig
 from carnelian_training.models.jasper import Jasper, JasperConfig
 from carnelian_training.models.network import CtcNetwork
 from carnelian_training.models.pretraining import Wav2Vec2Pretraining
-from carnelian_training.models.quartznet import QuartzNet
+from carnelian_training.models.quartznet import QuartzNet, QuartzNetConfig
 from carnelian_training.models.transformer_xl import TransformerXl, TransformerXlConfig
 from carnelian_training.models.wav2vec2 import Wav2Vec2, Wav2Vec2Config
 from carnelian_training.replacement import check_apart, replaced
@@ -53,6 +53,7 @@ def build_model(config: Config) -> CtcNetwork:
 
     Raises:
         CheckpointError: The configuration is of pre-training, which has no labels.
+        TypeError: `config.model` is not of a known network.
     """
     if config.pretraining is not None:
         raise CheckpointError(
@@ -64,7 +65,12 @@ def build_model(config: Config) -> CtcNetwork:
         return Jasper(config.model, num_labels)
     if isinstance(config.model, Wav2Vec2Config):
         return Wav2Vec2(config.model, num_labels)
-    return QuartzNet(config.model, num_labels)
+    if isinstance(config.model, QuartzNetConfig):
+        return QuartzNet(config.model, num_labels)
+    raise TypeError(
+        "`config.model` must be a QuartzNetConfig, JasperConfig or Wav2Vec2Config, but is a "
+        f"{type(config.model).__name__}: give `build_model` its network"
+    )
 
 
 def check_size(config: RunConfig, where: str) -> None:

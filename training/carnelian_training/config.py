@@ -189,7 +189,11 @@ _REPLACE_LABELS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """The whole configuration of a recogniser's run. It is written beside and into each checkpoint."""
+    """The whole configuration of a recogniser's run. It is written beside and into each checkpoint.
+
+    The dataclasses check ranges, but neither types nor names: for a configuration made by code,
+    `config_from_dict(config_to_dict(config), "mine")` does, as for one from a file.
+    """
 
     name: str
     """The name of the run, and of its config file, its checkpoints and the Triton model."""

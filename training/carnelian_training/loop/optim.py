@@ -84,7 +84,9 @@ def build_optimizer(config: RunConfig, model: nn.Module, process: Process) -> Op
         # Float32 with fp16: sums of squares overflow float16, and GPUs that need fp16 have no fast bfloat16.
         dtype = torch.bfloat16 if config.loop.precision == "bf16" else torch.float32
         return Muon(parameters, optimizer.lr, optimizer.betas, optimizer.eps, dtype, process)
-    return AdamW(parameters, lr=optimizer.lr, betas=optimizer.betas, eps=optimizer.eps, fused=True)
+    if optimizer.name == "adamw":
+        return AdamW(parameters, lr=optimizer.lr, betas=optimizer.betas, eps=optimizer.eps, fused=True)
+    raise ValueError(f"`optimizer.name` must be adamw, muon or novograd, but is {optimizer.name}")
 
 
 def _matrices(config: RunConfig, model: nn.Module) -> set[str]:
@@ -119,7 +121,11 @@ def learning_rate(config: RunConfig, step: int) -> float:
         return peak * math.pow(optimizer.final_share, progress)
     if optimizer.schedule == "linear":
         return floor + (peak - floor) * (1 - progress)
-    return floor + (peak - floor) * 0.5 * (1 + math.cos(math.pi * progress))
+    if optimizer.schedule == "cosine":
+        return floor + (peak - floor) * 0.5 * (1 + math.cos(math.pi * progress))
+    raise ValueError(
+        f"`optimizer.schedule` must be cosine, linear, exponential or tri_stage, but is {optimizer.schedule}"
+    )
 
 
 def clip_gradients(model: nn.Module, max_norm: float | None, correction: float) -> Tensor:
