@@ -57,6 +57,16 @@ def test_a_gpu_evaluates_in_float32_in_a_run_of_less(tiny_config):
     assert set(seen) == {("highest", False)}
 
 
+def test_each_layer_is_in_its_mode_again_after_an_evaluation(tiny_config):
+    seen, network = set(), checkpoint.build_model(tiny_config).train()
+    network.register_forward_hook(lambda *_: seen.add(network.training))
+    network.blocks[0].eval()  # frozen, say
+    before = [layer.training for layer in network.modules()]
+    evaluate(network, tiny_config, CLIPS)
+    assert seen == {False}
+    assert [layer.training for layer in network.modules()] == before
+
+
 def test_a_batch_holds_what_a_laptop_can_however_large_steps_are(tiny_config, changed, monkeypatch):
     config = changed(tiny_config, data={"batch_s": 14400})
     clips = [Clip(Path(f"{i}.wav"), 10.0, "a") for i in range(200)]

@@ -21,7 +21,7 @@ from carnelian_training.data.plan import Item, group
 from carnelian_training.distributed import Process
 from carnelian_training.evaluation.error_rates import Evaluation
 from carnelian_training.features import SAMPLE_RATE_HZ
-from carnelian_training.models.network import CtcNetwork
+from carnelian_training.models.network import CtcNetwork, evaluating
 from carnelian_training.precision import full_precision
 
 LogProbs: TypeAlias = npt.NDArray[np.float32]
@@ -106,7 +106,6 @@ def score(
 
     On a terminal, the process of rank 0 shows its progress.
     """
-    model.eval()
     order = sorted(range(len(clips)), key=lambda i: clips[i].duration)
     batches = group([Item(clips[i]) for i in order], batch_s(config))
     positions = iter(order)
@@ -115,7 +114,7 @@ def score(
     total = sum(map(len, shares))
     with tqdm(total=total, unit="clip", leave=False, disable=None if process.leads else True) as progress:
         for share, batch in zip(shares, loaded, strict=True):
-            with full_precision():
+            with evaluating(model), full_precision():
                 log_probs, lengths = model(batch.features.to(process.device), batch.lengths.to(process.device))
             rows = zip(log_probs.cpu().numpy(), lengths.tolist(), strict=True)
             yield share, [row[:length] for row, length in rows]

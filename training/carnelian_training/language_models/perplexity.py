@@ -14,6 +14,7 @@ from torch import Tensor
 from carnelian_training.ctc.language_model import match_case, read_ngrams
 from carnelian_training.distributed import Process
 from carnelian_training.language_models.tokens import END, UNKNOWN, Tokenizer
+from carnelian_training.models.network import evaluating
 from carnelian_training.models.transformer_xl import TransformerXl
 from carnelian_training.precision import full_precision
 
@@ -109,14 +110,13 @@ def score_tokens(network: TransformerXl, sentences: Sequence[Sequence[int]], seg
     """Compute the log-probabilities of each sentence's tokens and of its end.
 
     Args:
-        network: the language model; it is set to evaluation mode.
+        network: the language model.
         sentences: the tokens of each sentence, without the end.
         segment: number of tokens read at once; the network's memory connects the segments of a sentence.
 
     Returns:
         For each sentence, [tokens + 1] float64, on the CPU.
     """
-    network.eval()
     device = next(network.parameters()).device
     order = sorted(range(len(sentences)), key=lambda i: len(sentences[i]))
     found: list[Tensor] = [torch.zeros(0)] * len(sentences)
@@ -131,7 +131,7 @@ def score_tokens(network: TransformerXl, sentences: Sequence[Sequence[int]], seg
         for start in range(0, longest, segment):
             end = min(start + segment, longest)
             inputs, targets = tokens[:, start:end].to(device), tokens[:, start + 1 : end + 1].to(device)
-            with full_precision():
+            with evaluating(network), full_precision():
                 log_probs, memory = network(inputs, targets, None, memory)
             parts.append(log_probs.cpu().double())
         for i, log_probs in zip(batch, torch.cat(parts, dim=1), strict=True):

@@ -23,6 +23,7 @@ from carnelian_training.evaluation.evaluate import batch_s
 from carnelian_training.features import SAMPLE_RATE_HZ
 from carnelian_training.loop.ctc_loss import augmented
 from carnelian_training.loop.task import Objective
+from carnelian_training.models.network import evaluating
 from carnelian_training.models.pretraining import Contrast, PretrainingConfig, Wav2Vec2Pretraining
 from carnelian_training.precision import autocast, full_precision
 
@@ -160,13 +161,12 @@ def evaluate(model: Wav2Vec2Pretraining, config: Config, manifest: Path, process
         ValueError: The file is not a manifest, or has no clips.
         RuntimeError: A clip cannot be used; the message names it.
     """
-    model.eval()
     items = [Item(clip, seed=seed) for seed, clip in enumerate(read_clips(manifest))]
     items.sort(key=lambda item: item.duration_s)
     shares = group(items, batch_s(config))[process.rank :: process.size]
     sums = no_sums(model.settings, process)
     for batch in load(shares, config.features, config.data.num_threads):
-        with full_precision():
+        with evaluating(model), full_precision():
             contrast = model(**augmented(batch, config, process.device), seeds=batch.seeds)
         sums += sums_of(contrast)
     return {f"dev_{name}": value for name, value in figures(process.total(sums), model.settings).items()}

@@ -87,7 +87,6 @@ class State:
 
     def prepare(self, config: RunConfig) -> nn.Module:
         """Return the network for the next step, with stages frozen, compiled and wrapped as the configuration says."""
-        self.model.train()
         frozen = finetune.freeze(self.model, config, self.step)
         if self._network is None or frozen != self._frozen:
             network = compiled(self.model, self.process.device) if config.loop.compile else self.model

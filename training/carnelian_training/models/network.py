@@ -4,6 +4,8 @@ Input: [batch, channels, frames] features (log-mel, or samples for wav2vec 2.0) 
 labels] log-probabilities and lengths.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,6 +17,18 @@ from carnelian_training.models.masked import FOLD, Mask, MaskedConv, strided
 
 if TYPE_CHECKING:
     from carnelian_training.models.wav2vec2 import Wav2Vec2Config  # which itself imports this module
+
+
+@contextmanager
+def evaluating(network: nn.Module) -> Iterator[None]:
+    """Set a network to evaluation mode within the context; then each layer, frozen or not, is in its mode again."""
+    modes = [(module, module.training) for module in network.modules()]
+    network.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
 
 
 class CtcNetwork(nn.Module):
