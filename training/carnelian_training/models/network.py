@@ -48,6 +48,9 @@ class CtcNetwork(nn.Module):
         """
         raise NotImplementedError
 
+    if TYPE_CHECKING:
+        __call__ = forward
+
 
 class StackNetwork(CtcNetwork):
     """A stack of blocks and a 1x1 convolution to the labels. A subclass gives the blocks and :meth:`encode`."""
