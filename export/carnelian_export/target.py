@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from carnelian_export.tuning import Tuning
+from carnelian_export.tuning import Tuning, check_stages
 
 FORMATS = {"onnx": ("fp32", "fp16", "int8"), "tensorrt": ("fp32", "fp16", "bf16")}
 """Each file format and its precisions."""
@@ -21,6 +21,7 @@ class Target:
 
     Raises:
         TargetError: There is no such way; the message names the command-line option to change.
+        TuningError: The tuning names a stage that does not exist.
     """
 
     format: str = "onnx"
@@ -40,6 +41,7 @@ class Target:
         return self.format == "tensorrt" or self.precision == "fp16" or self.provider is not None
 
     def __post_init__(self) -> None:
+        check_stages(self.tuning)
         _check("--format", self.format, tuple(FORMATS))
         _check(f"--precision of {self.format}", self.precision, FORMATS[self.format])
         if self.provider is not None:

@@ -6,7 +6,7 @@
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
@@ -52,6 +52,12 @@ Tuning = Mapping[str, StageTuning]
 """The settings of each stage of :data:`TUNED_STAGES`."""
 
 
+def check_stages(stages: Iterable[str]) -> None:
+    """Raise a :class:`TuningError` if a name is not of :data:`TUNED_STAGES`."""
+    if unknown := sorted(set(stages) - set(TUNED_STAGES)):
+        raise TuningError(f"stages must be of {', '.join(TUNED_STAGES)}, but there is {', '.join(unknown)}")
+
+
 def read_tuning(path: Path) -> Tuning:
     """Read a file of `carnelian-perf tune`.
 
@@ -61,8 +67,7 @@ def read_tuning(path: Path) -> Tuning:
     known = [field.name for field in fields(StageTuning)]
     try:
         content = json.loads(path.read_text(encoding="utf-8-sig"))
-        if unknown := sorted(set(content) - set(TUNED_STAGES)):
-            raise TuningError(f"stages must be of {', '.join(TUNED_STAGES)}, but there is {', '.join(unknown)}")
+        check_stages(content)
         if unknown := sorted({name for stage in content.values() for name in stage} - set(known)):
             raise TuningError(f"settings must be of {', '.join(known)}, but there is {', '.join(unknown)}")
         return {stage: StageTuning(**settings) for stage, settings in content.items()}

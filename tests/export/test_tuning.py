@@ -65,6 +65,11 @@ def test_what_is_no_tuning_is_named(tmp_path, content, words):
     assert words in str(caught.value)
 
 
+def test_a_tuning_made_by_code_names_stages_that_exist():
+    with pytest.raises(TuningError, match=r"stages must be of decode, .*, but there is acoustik"):
+        Target(tuning={"acoustik": StageTuning(instances=2)})
+
+
 @pytest.mark.parametrize(
     ("precision", "tuning", "batch"),
     [
