@@ -43,7 +43,10 @@ def write_acoustic(folder: Path, network: CtcNetwork, config: Config, target: Ta
         EngineError: TensorRT is not installed, or does not build the engine.
         QuantisationError: There are no clips to calibrate on.
         TargetError: The network is too large for TensorRT in this precision.
+        ValueError: The network is in training mode.
     """
+    if network.training:
+        raise ValueError("`network` must be in evaluation mode, but is in training mode; call network.eval()")
     _check_size(network, target)
     if target.format == "tensorrt":
         return _write_engine(folder / "model.plan", network, target, max_batch_size, config.features.hop_samples)

@@ -68,6 +68,7 @@ def write_model(
             nothing was written.
         TargetError: The network is too large for its format in this precision; nothing was written.
         TuningError: A stage has no such setting, or must not have this value; nothing was written.
+        ValueError: The network is in training mode; nothing was written.
         WriteError: The disk has no room, or an existing folder may not be moved; nothing was written.
     """
     _check_name(name)

@@ -23,6 +23,12 @@ def test_a_fresh_repository_gets_all_folders_and_nothing_else(tmp_path, config, 
     assert [p.name for p in (tmp_path / "new").iterdir()] == ["repository"]
 
 
+def test_a_network_in_training_mode_is_refused(tmp_path, config):
+    with pytest.raises(ValueError, match=r"must be in evaluation mode, .* call network\.eval\(\)"):
+        write_model(tmp_path / "repository", "tiny", config, build_model(config))
+    assert not (tmp_path / "repository").exists()
+
+
 def test_exporting_again_gives_the_same_bytes(tmp_path, config, network, contents):
     write_model(tmp_path / "a", "tiny", config, network)
     write_model(tmp_path / "b", "tiny", config, network)
