@@ -7,7 +7,8 @@ import torch
 from carnelian_training import features
 from carnelian_training.features import FeatureSettings
 from carnelian_training.foreign import dle
-from nvidia.dali import fn, pipeline_def, types
+from carnelian_training.front_end import compute_features
+from carnelian_training.waveform import WaveformSettings
 
 # Both sides compute in float32; the logarithm of near-silent bands amplifies the last bits.
 TOLERANCE = 1e-4
@@ -84,19 +85,13 @@ def serve(load_stage):
     "settings", [DEFAULTS, AS_NEMO, AS_DLE, OTHERS, ODD], ids=["defaults", "nemo", "dle", "others", "odd"]
 )
 def test_equal_a_plain_stft_on_a_ragged_batch(settings):
-    @pipeline_def(batch_size=8, num_threads=1, device_id=None, prefetch_queue_depth=1)
-    def graph():
-        return features.log_mel(fn.external_source(name="SIGNAL", dtype=types.FLOAT, ndim=1), settings)
-
-    pipeline = graph(exec_async=False, exec_pipelined=False)
-    pipeline.build()
     signals = [speech_like(n) for n in LENGTHS]
-    pipeline.feed_input("SIGNAL", signals)
-    (result,) = pipeline.run()
-    for i, signal in enumerate(signals):
+    result, lengths = compute_features(signals, settings)
+    for row, length, signal in zip(result, lengths, signals, strict=True):
         expected = log_mel_reference(signal, settings)
-        assert np.asarray(result[i]).shape == expected.shape
-        np.testing.assert_allclose(np.asarray(result[i]), expected, atol=TOLERANCE)
+        assert row[:, :length].shape == expected.shape
+        np.testing.assert_allclose(row[:, :length], expected, atol=TOLERANCE)
+        assert not row[:, length:].any()
 
 
 @pytest.mark.parametrize("samples", [8_000, 16_000, 48_000])
@@ -198,3 +193,17 @@ def test_a_row_that_is_not_finite_leaves_its_neighbours_alone(serve, value):
     ((expected, _),) = serve([speech_like(8_000)], [8_000])
     assert not np.isfinite(result).all()
     np.testing.assert_array_equal(neighbour, expected)
+
+
+def test_arrays_of_any_front_end_become_what_a_network_takes():
+    of_two_channels = np.stack([speech_like(400), speech_like(400)], axis=1)
+    waveforms, lengths = compute_features([of_two_channels[:, 0], speech_like(1)], WaveformSettings(normalise=False))
+    assert (waveforms.dtype, waveforms.shape) == (np.float32, (2, 1, 400))
+    assert (lengths.dtype, lengths.tolist()) == (np.int64, [400, 1])
+    np.testing.assert_array_equal(waveforms[0, 0], speech_like(400))
+
+
+@pytest.mark.parametrize("clip", [np.zeros(0, np.float32), np.zeros(9), np.zeros((1, 9), np.float32)])
+def test_an_array_that_is_no_waveform_is_refused(clip):
+    with pytest.raises(ValueError, match=r"must be float32 \[samples\], with one sample at least, but is float"):
+        compute_features([np.ones(9, np.float32), clip], DEFAULTS)

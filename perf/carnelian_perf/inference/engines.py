@@ -29,7 +29,6 @@ from carnelian_export.profiles import SHAPED_INPUTS, Profile, shapes_of
 from carnelian_serving.backends.onnxruntime.providers import load_cuda
 from carnelian_serving.backends.onnxruntime.spinning import limit_spinning
 from carnelian_serving.backends.parts import MAX_RUN_ELEMENTS, split
-from carnelian_training.config import Config
 from carnelian_training.features import SAMPLE_RATE_HZ
 from carnelian_training.loop.state import MOST_VERSIONS
 from carnelian_training.models.network import CtcNetwork
@@ -229,42 +228,5 @@ def _run_tensorrt(network: CtcNetwork, precision: str) -> Engine:
         values = (*_make_ragged(features, lengths, of_samples), *shape_only)
         inputs = {name: torch.from_numpy(value) for name, value in zip(SHAPED_INPUTS, values, strict=True)}
         return cast("Array", build(*features.shape)(inputs, 0)[OUTPUTS[0]].numpy())
-
-    return run
-
-
-def make_features(config: Config, signals: Array, threads: int) -> Callable[[], tuple[Array, npt.NDArray[np.int32]]]:
-    """Make a function that computes the features of a batch with the DALI graph that is served.
-
-    Args:
-        config: The model's configuration, with its feature settings.
-        signals: The samples of the batch, [rows, samples] float32.
-        threads: Number of threads of DALI.
-
-    Returns:
-        The function: at each call it computes features [rows, num_mels, frames] float32 and lengths [rows] int32 anew.
-    """
-    from carnelian_training.front_end import build_features
-    from nvidia.dali import fn, pipeline_def, types
-
-    @pipeline_def(
-        batch_size=len(signals),
-        num_threads=threads,
-        device_id=None,
-        prefetch_queue_depth=1,
-        exec_async=False,
-        exec_pipelined=False,
-    )
-    def graph() -> Any:
-        return build_features(fn.external_source(name="SIGNAL", dtype=types.FLOAT, ndim=1), config.features)
-
-    pipeline: Any = graph()
-    pipeline.build()
-
-    def run() -> tuple[Array, npt.NDArray[np.int32]]:
-        pipeline.feed_input("SIGNAL", list(signals))
-        (output,) = pipeline.run()
-        features = np.stack([np.asarray(output.at(row)) for row in range(len(signals))])
-        return features, np.full(len(signals), features.shape[2], np.int32)
 
     return run

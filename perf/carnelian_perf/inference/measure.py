@@ -19,13 +19,14 @@ from carnelian_export.engine import EngineError
 from carnelian_training.config import Config
 from carnelian_training.ctc import Decoder, Options
 from carnelian_training.evaluation.evaluate import build_decoder
+from carnelian_training.front_end import build_extractor
 from carnelian_training.models.network import CtcNetwork
 from carnelian_training.precision import allow_tf32
 from tqdm import tqdm
 
 from carnelian_perf import raw_file
 from carnelian_perf.cuts import cut_equal
-from carnelian_perf.inference.engines import Engine, build_engine, make_features
+from carnelian_perf.inference.engines import Engine, build_engine
 from carnelian_perf.inference.results import TITLES, Common, Measurement, Plan, Timing
 from carnelian_perf.machine import measure_busy_cores, name_gpu, torch_threads
 from carnelian_perf.yardsticks.floors import count_operations, measure_onnx_peak, measure_peak
@@ -94,8 +95,8 @@ def measure_cell(
     plan: Plan, config: Config, engines: dict[str, Engine | str], duration_s: float, batch: int
 ) -> tuple[Common, list[Timing]]:
     """Time all engines on one batch; the failure of one is recorded, and the others go on."""
-    signals = np.stack([cut.samples for cut in cut_equal(Path(plan.manifest), duration_s, batch, "wav")])
-    make, decoder = make_features(config, signals, plan.threads), build_decoder(config)
+    signals = [cut.samples for cut in cut_equal(Path(plan.manifest), duration_s, batch, "wav")]
+    extract, decoder = build_extractor(config.features, batch, plan.threads), build_decoder(config)
     gflop = batch * count_operations(config, duration_s) / 1e9
     of_all = Common(duration_s=duration_s, batch=batch, gflop=gflop)
     timings = {name: Timing(engine=name, duration_s=duration_s, batch=batch) for name in engines}
@@ -103,7 +104,8 @@ def measure_cell(
     decoding_ms: dict[str, list[float]] = {name: [] for name in engines}
     for step in range(plan.warm_up + plan.steps):
         counted = step >= plan.warm_up
-        (features, lengths), wall_ms, _ = _time(make)
+        (features, frames), wall_ms, _ = _time(partial(extract, signals))
+        lengths = frames.astype(np.int32)
         if counted:
             of_all.features_ms.append(wall_ms)
         for name, engine in engines.items():
