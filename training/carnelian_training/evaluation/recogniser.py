@@ -16,7 +16,8 @@ def load_recogniser(
     """Load a checkpoint, Carnelian's or another toolkit's, and build a decoder of its labels.
 
     The language models are an ARPA file or KenLM binary, and an ONNX file. `lm_weights`, a file of `carnelian-train
-    weigh`, changes the decoder's default options.
+    weigh`, changes the decoder's default options. Times and confidences of words are the network's own, without the
+    corrections of an export: :func:`.build_decoder` takes a `calibration`.
     """
     weights = read_weights(lm_weights, language_model, neural_language_model)
     config, network = load_model(path)
