@@ -8,6 +8,7 @@ import onnx
 import torch
 from carnelian_training.config import Config
 from carnelian_training.models.network import CtcNetwork, StackNetwork
+from carnelian_training.models.wav2vec2 import Wav2Vec2
 from carnelian_training.precision import DTYPES
 
 from carnelian_export.engine import EngineRun, build_engine
@@ -43,8 +44,13 @@ def write_acoustic(folder: Path, network: CtcNetwork, config: Config, target: Ta
         EngineError: TensorRT is not installed, or does not build the engine.
         QuantisationError: There are no clips to calibrate on.
         TargetError: The network is too large for TensorRT in this precision.
+        TypeError: The network is of a class, or has blocks, that cannot be exported.
         ValueError: The network is in training mode.
     """
+    if not isinstance(network, (StackNetwork, Wav2Vec2)):
+        raise TypeError(
+            f"a network to export must be a StackNetwork or Wav2Vec2, but is of class {type(network).__name__}"
+        )
     if network.training:
         raise ValueError("`network` must be in evaluation mode, but is in training mode; call network.eval()")
     _check_size(network, target)

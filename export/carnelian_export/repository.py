@@ -68,6 +68,7 @@ def write_model(
             nothing was written.
         TargetError: The network is too large for its format in this precision; nothing was written.
         TuningError: A stage has no such setting, or must not have this value; nothing was written.
+        TypeError: The network is of a class, or has blocks, that cannot be exported; nothing was written.
         ValueError: The network is in training mode; nothing was written.
         WriteError: The disk has no room, or an existing folder may not be moved; nothing was written.
     """

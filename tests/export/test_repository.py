@@ -14,6 +14,8 @@ from carnelian_export.target import Target
 from carnelian_export.tuning import StageTuning, describe_tuning
 from carnelian_training.checkpoint import build_model
 from carnelian_training.features import FeatureSettings
+from carnelian_training.models.network import CtcNetwork
+from torch import nn
 
 
 def test_a_fresh_repository_gets_all_folders_and_nothing_else(tmp_path, config, network, folders):
@@ -26,6 +28,18 @@ def test_a_fresh_repository_gets_all_folders_and_nothing_else(tmp_path, config, 
 def test_a_network_in_training_mode_is_refused(tmp_path, config):
     with pytest.raises(ValueError, match=r"must be in evaluation mode, .* call network\.eval\(\)"):
         write_model(tmp_path / "repository", "tiny", config, build_model(config))
+    assert not (tmp_path / "repository").exists()
+
+
+def test_a_network_that_export_does_not_know_is_refused(tmp_path, config, network):
+    class Conformer(CtcNetwork):
+        config = network.config
+
+    with pytest.raises(TypeError, match="must be a StackNetwork or Wav2Vec2, but is of class Conformer"):
+        write_model(tmp_path / "repository", "tiny", config, Conformer().eval())
+    network.blocks[-1] = nn.Identity()
+    with pytest.raises(TypeError, match=r"block 3 must be a Block of .*, but is of class Identity"):
+        write_model(tmp_path / "repository", "tiny", config, network)
     assert not (tmp_path / "repository").exists()
 
 

@@ -44,7 +44,8 @@ def find_spacing(network: StackNetwork) -> Spacing:
     best, least = Spacing(widest, widest, None), (1 - WORTH_MOVING) * widest * sum(sizes)
     for i in reversed(range(1, len(reaches))):
         block = network.blocks[i]
-        assert isinstance(block, Block)
+        if not isinstance(block, Block):
+            raise TypeError(f"block {i} must be a Block of models/blocks.py, but is of class {type(block).__name__}")
         if len(block.earlier) or stages[i].stride > 1:
             break
         near = max(network.config.body_stride, *reaches[:i])  # at least one frame after the strides

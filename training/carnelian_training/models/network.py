@@ -53,7 +53,10 @@ class CtcNetwork(nn.Module):
 
 
 class StackNetwork(CtcNetwork):
-    """A stack of blocks and a 1x1 convolution to the labels. A subclass gives the blocks and :meth:`encode`."""
+    """A stack of blocks and a 1x1 convolution to the labels. A subclass gives the blocks and :meth:`encode`.
+
+    Of other blocks than :class:`~carnelian_training.models.blocks.Block`, it can be trained, but not exported.
+    """
 
     config: StackConfig
 
