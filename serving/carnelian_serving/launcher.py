@@ -149,6 +149,10 @@ class Server:
         """The last lines of the server's log."""
         return self._triton.log.lines
 
+    def __repr__(self) -> str:
+        state = f"at {self.grpc_url}" if self._triton.is_running else "not running"
+        return f"<Server of {self.repository}, {state}>"
+
     def __enter__(self) -> Server:
         self.start()
         return self

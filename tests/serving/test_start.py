@@ -102,6 +102,14 @@ def test_a_second_start_takes_any_port_again(cut_repository, make_server):
         assert not server.grpc_url.endswith(f":{port}")
 
 
+def test_a_server_says_whether_and_where_it_runs(cut_repository, make_server):
+    server = make_server(cut_repository)
+    assert repr(server) == f"<Server of {server.repository}, not running>"
+    with server:
+        assert repr(server) == f"<Server of {server.repository}, at {server.grpc_url}>"
+    assert repr(server).endswith("not running>")
+
+
 def test_ports_must_differ():
     with held_ports("127.0.0.1", {"--http-port": 0}) as ports:
         [port] = ports.values()
