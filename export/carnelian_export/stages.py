@@ -58,7 +58,7 @@ class Decoding:
     language_model: Path | None = None
     """An n-gram model, ARPA or KenLM binary; it is copied beside the decoder."""
     options: Mapping[str, object] = field(default_factory=dict)
-    """The fields of `ctc.Options` that differ from its defaults."""
+    """The fields of `ctc.Options` that differ from its defaults; `dataclasses.asdict(options)` gives all."""
     calibration: Path | None = None
     """The calibration of confidences that `carnelian-perf words` wrote for this network."""
     neural_language_model: Path | None = None

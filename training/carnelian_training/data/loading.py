@@ -55,7 +55,10 @@ class Batch:
         return [item.seed for item in self.items] or [0]
 
     def targets(self, labels: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Return the label ids of all transcripts in one [sum of lengths] int64 tensor, and the [batch] lengths."""
+        """Return the label ids of all transcripts in one [sum of lengths] int64 tensor, and the [batch] lengths.
+
+        Transcripts must be of the labels alone; :func:`~carnelian_training.data.plan.trainable` leaves others out.
+        """
         index = {label: i for i, label in enumerate(labels)}
         ids = [[index[character] for character in item.clip.text] for item in self.items] or [[]]
         return torch.tensor([i for row in ids for i in row], dtype=torch.int64), torch.tensor([len(row) for row in ids])

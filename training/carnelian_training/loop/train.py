@@ -59,7 +59,8 @@ def train(config: RunConfig, directory: Path, source: Path | None = None) -> Non
     """Train until `config.loop.steps`; if the folder holds checkpoints, resume from the newest.
 
     Under `torchrun`, this is one of the processes that train together. `source` is the file that `config` was read
-    from. It is never overwritten, even if it is the folder's `<name>.yaml`.
+    from. It is never overwritten, even if it is the folder's `<name>.yaml`. PyTorch's seed is set to `loop.seed`, and
+    progress is logged at INFO.
 
     Raises:
         ValueError: There is nothing to train on, another run works in the folder, or its checkpoints do not fit the
