@@ -11,7 +11,7 @@ from carnelian_training.language_models import ngram
 from carnelian_training.language_models.ngram import find_tool
 from carnelian_training.language_models.perplexity import score_words_by_ngrams
 from carnelian_training.language_models.sentences import divide, read_text
-from carnelian_training.synthesis.texts import choose_sources
+from carnelian_training.synthesis.texts import choose_sources, read_text_file
 from carnelian_training.text import LABEL_CHARACTERS
 
 try:
@@ -182,6 +182,39 @@ def test_sentences_end_where_their_language_ends_them(tmp_path, text, sentences)
 def test_an_empty_line_at_the_end_does_not_join_sentences(tmp_path):
     (tmp_path / "text.txt").write_text("yes sir\nno sir\n\n")
     assert list(read_text(choose_sources([str(tmp_path / "text.txt")]), " einorsy")) == ["yes sir", "no sir"]
+
+
+@pytest.mark.parametrize("documents", [2, 30, 300])
+def test_empty_lines_between_documents_join_no_sentences(tmp_path, documents):
+    sentences = [f"{first}{second} sir" for first in "abcdefghijklmnopqrstuvwxyz" for second in "aeiouy" * 4]
+    length = len(sentences) // documents
+    blocks = ["\n".join(sentences[start : start + length]) for start in range(0, len(sentences), length)]
+    (tmp_path / "text.txt").write_text("\n\n".join(blocks))
+    assert len([*read_text_file(tmp_path / "text.txt")]) >= len(sentences)
+
+
+def test_an_empty_line_joins_no_long_document_that_ends_in_a_mark(tmp_path):
+    (tmp_path / "text.txt").write_text("yes sir\n" * 30 + "no sir.\n\n" + "maybe sir\n" * 30)
+    assert list(read_text(choose_sources([str(tmp_path / "text.txt")]))) == ["yes sir", "no sir", "maybe sir"]
+
+
+@pytest.mark.parametrize(
+    "paragraphs",
+    [
+        [
+            "CHAPTER I",
+            "The road was long,\nand the night was\ndark.",
+            '"Who is there?"\nasked the _miller._',
+            "(He slept.)",
+        ],
+        ["Tyger Tyger, burning bright,\nIn the forests of the night;\nWhat immortal hand or eye,\nCould frame it?"] * 5,
+        ["这是\n书。", "男孩去了\n学校！”"],
+    ],
+    ids=["prose", "verse", "zh"],
+)
+def test_wrapped_lines_are_joined_to_paragraphs(tmp_path, paragraphs):
+    (tmp_path / "text.txt").write_text("\n\n".join(paragraphs))
+    assert list(read_text_file(tmp_path / "text.txt")) == paragraphs
 
 
 def test_a_byte_order_mark_takes_no_sentence(tmp_path):

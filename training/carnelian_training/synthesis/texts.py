@@ -15,6 +15,11 @@ logger = logging.getLogger(__name__)
 
 MIN_CHARACTERS = 12
 """The length, in characters, of the shortest sentence."""
+MAX_LINES = 20
+"""Paragraphs between empty lines have fewer lines than this on average."""
+SENTENCE_ENDS = tuple(".!?…؟۔।॥。！？")  # noqa: RUF001
+CLOSING = "\"'”’»)]_*」』 \n"  # noqa: RUF001
+"""What may stand behind the mark that ends a sentence; Gutenberg's texts mark italics by underscores."""
 WORDNET_FILES = tuple(Path("/usr/share/wordnet") / f"data.{part}" for part in ("adj", "adv", "noun", "verb"))
 
 
@@ -54,7 +59,10 @@ def choose_sources(names: Sequence[str] | None) -> list[Source]:
 
 
 def read_text_file(path: Path) -> Iterator[str]:
-    """Return the paragraphs of a text file, divided by empty lines or, if there are none, one per line.
+    """Return the paragraphs of a text file.
+
+    They are divided by empty lines if most then end like a sentence and their mean length is below `MAX_LINES`.
+    Otherwise each line is one, so that an empty line between sentences or documents joins nothing.
 
     Raises:
         ValueError: The file is not text in UTF-8.
@@ -63,7 +71,8 @@ def read_text_file(path: Path) -> Iterator[str]:
         text = path.read_text(encoding="utf-8-sig").strip()  # an empty last line divides nothing
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} must be text in UTF-8, but is not: {error}") from error
-    return iter(text.split("\n\n") if "\n\n" in text else text.splitlines())
+    blocks = text.split("\n\n")
+    return iter(blocks if _are_paragraphs(blocks) else text.splitlines())
 
 
 def read_transcripts(manifest: Path) -> Iterator[str]:
@@ -108,6 +117,13 @@ def read_wordnet() -> Iterator[str]:
             yield from re.findall(r'"([^"]+)"', gloss)
             definitions = re.sub(r"\([^)]*\)", "", re.sub(r'"[^"]*"?(?:-\s*[\w. ]+)?', "", gloss))
             yield from (part for part in definitions.split(";") if len(part) > 2 * MIN_CHARACTERS)
+
+
+def _are_paragraphs(blocks: Sequence[str]) -> bool:
+    """Whether blocks between empty lines are wrapped prose or verse, and not lists of sentences."""
+    num_ended = sum(block.rstrip(CLOSING).endswith(SENTENCE_ENDS) for block in blocks)
+    num_lines = sum(block.count("\n") + 1 for block in blocks)
+    return len(blocks) > 1 and num_ended >= len(blocks) / 2 and num_lines < MAX_LINES * len(blocks)
 
 
 def _run(*command: str) -> str:
