@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jiwer
 import numpy as np
 import pytest
 import soundfile
@@ -223,6 +224,16 @@ def test_sources_may_be_numbers_or_missing(tmp_path):
     evaluation = Evaluation(clips, ["one", "two", "four"])
     assert evaluation.sources() == ["1"]
     assert evaluation.error_rates("1").clips == 2
+
+
+def test_each_clip_is_aligned_once_for_all_sources_and_mistakes(monkeypatch):
+    align, aligned = jiwer.process_words, []
+    monkeypatch.setattr(jiwer, "process_words", lambda *texts: (aligned.extend(texts[0]), align(*texts))[1])
+    clips = [Clip(Path("a.wav"), 1.0, f"clip {i}", {"source": i // 2}) for i in range(20)]
+    evaluation = Evaluation(clips, [clip.text for clip in clips])
+    assert len(render(evaluation).splitlines()) == 11
+    render_mistakes(evaluation, 3)
+    assert aligned == [clip.text for clip in clips]
 
 
 def test_columns_stay_in_line_beside_letters_of_any_width():

@@ -4,10 +4,13 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import jiwer
+import numpy as np
+import numpy.typing as npt
 from rich.cells import cell_len
 
 from carnelian_training.data.manifest import Clip, write_manifest
@@ -56,28 +59,27 @@ class Evaluation:
     def error_rates(self, source: str | None = None) -> ErrorRates:
         """Compute the error rates over all clips, or over those whose manifest line has this `source`."""
         places = self.places(source)
-        references = single_spaced(self.clips[i].text for i in places)
-        transcripts = single_spaced(self.transcripts[i] for i in places)
-        words = jiwer.process_words(references, transcripts)
-        said = words.hits + words.substitutions + words.deletions
+        hits, substitutions, deletions, insertions = self._word_counts[places].sum(0).tolist()
+        character_hits, *character_errors = self._character_counts[places].sum(0).tolist()
+        said = hits + substitutions + deletions
+        characters = character_hits + sum(character_errors[:2])
         return ErrorRates(
-            # Without words in the references, jiwer's rates are counts of insertions.
-            wer=words.wer if said else math.nan,
-            cer=jiwer.cer(references, transcripts) if said else math.nan,
+            wer=(substitutions + deletions + insertions) / said if said else math.nan,
+            cer=sum(character_errors) / characters if said else math.nan,
             clips=len(places),
             words=said,
-            substitutions=words.substitutions,
-            deletions=words.deletions,
-            insertions=words.insertions,
+            substitutions=substitutions,
+            deletions=deletions,
+            insertions=insertions,
         )
 
     def places(self, source: str | None) -> list[int]:
         """Return the positions of the clips with this `source`; of all clips for None."""
-        return [i for i, clip in enumerate(self.clips) if source is None or _source(clip) == source]
+        return list(range(len(self.clips))) if source is None else self._places.get(source, [])
 
     def sources(self) -> list[str]:
         """Return the distinct `source` fields, in order of appearance."""
-        return [source for source in dict.fromkeys(map(_source, self.clips)) if source is not None]
+        return list(self._places)
 
     def mistakes(self, most: int) -> Mistakes:
         """Return the most frequent substitutions, deletions and insertions, and the worst clips: `most` of each."""
@@ -85,8 +87,7 @@ class Evaluation:
         deletions: Counter[str] = Counter()
         insertions: Counter[str] = Counter()
         rated: list[tuple[float, Clip, str]] = []
-        references = single_spaced(clip.text for clip in self.clips)
-        aligned = jiwer.process_words(references, single_spaced(self.transcripts))
+        aligned = self._aligned_words
         for pair, said, heard, chunks in zip(
             self._pairs(), aligned.references, aligned.hypotheses, aligned.alignments, strict=True
         ):
@@ -116,6 +117,29 @@ class Evaluation:
                 extra["error"] = self.failures[i]
             rows.append(replace(clip, extra=extra))
         write_manifest(path, rows)
+
+    @cached_property
+    def _places(self) -> dict[str, list[int]]:
+        places: dict[str, list[int]] = {}
+        for i, clip in enumerate(self.clips):
+            if (source := clip.extra.get("source")) is not None:
+                places.setdefault(str(source), []).append(i)
+        return places
+
+    @cached_property
+    def _aligned_words(self) -> jiwer.WordOutput:
+        return jiwer.process_words(*self._texts())
+
+    @cached_property
+    def _word_counts(self) -> npt.NDArray[np.int64]:
+        return _count(self._aligned_words.alignments)
+
+    @cached_property
+    def _character_counts(self) -> npt.NDArray[np.int64]:
+        return _count(jiwer.process_characters(*self._texts()).alignments)
+
+    def _texts(self) -> tuple[list[str], list[str]]:
+        return single_spaced(clip.text for clip in self.clips), single_spaced(self.transcripts)
 
     def _pairs(self) -> list[tuple[Clip, str]]:
         return list(zip(self.clips, self.transcripts, strict=True))
@@ -163,6 +187,12 @@ def count_errors(reference: str, heard: str) -> int:
     return words.substitutions + words.deletions + words.insertions
 
 
-def _source(clip: Clip) -> str | None:
-    source = clip.extra.get("source")
-    return None if source is None else str(source)
+def _count(alignments: Sequence[Sequence[jiwer.AlignmentChunk]]) -> npt.NDArray[np.int64]:
+    """Count the hits, substitutions, deletions and insertions of each clip: [clips, 4]."""
+    counts = []
+    for chunks in alignments:
+        found = {"equal": 0, "substitute": 0, "delete": 0, "insert": 0}
+        for chunk in chunks:
+            found[chunk.type] += max(chunk.ref_end_idx - chunk.ref_start_idx, chunk.hyp_end_idx - chunk.hyp_start_idx)
+        counts.append(list(found.values()))
+    return np.array(counts, np.int64).reshape(-1, 4)
