@@ -74,7 +74,7 @@ def test_a_batch_holds_what_a_laptop_can_however_large_steps_are(tiny_config, ch
     planned = []
     monkeypatch.setattr("carnelian_training.evaluation.evaluate.clips_to_evaluate", lambda manifest: clips)
     monkeypatch.setattr(
-        "carnelian_training.evaluation.evaluate.load", lambda batches, *_: planned.extend(batches) or iter(())
+        "carnelian_training.evaluation.evaluate.load", lambda batches, *_, **__: planned.extend(batches) or iter(())
     )
     with pytest.raises(ValueError, match="shorter"):  # nothing is heard
         evaluate(checkpoint.build_model(config), config, CLIPS)

@@ -74,6 +74,7 @@ def load(
     num_threads: int,
     *,
     training: Config | None = None,
+    strict: bool = True,
     named: set[tuple[str, str]] | None = None,
     prefetch: int = 2,
 ) -> Iterator[Batch]:
@@ -84,13 +85,14 @@ def load(
         settings: settings of the features.
         num_threads: number of threads for decoding and features.
         training: the configuration of the training run: a clip that breaks its limits is left out of its batch, logged
-            and listed in `Batch.skipped`. None, for evaluation: a bad clip is an error.
+            and listed in `Batch.skipped`. None, for evaluation: there are no limits, and a bad clip is an error.
+        strict: without `training`, False leaves out bad clips as training does.
         named: clips and defects that the log has already named, which it does not name again; new ones are added.
         prefetch: number of batches that DALI works on before they are needed.
 
     Raises:
-        RuntimeError: Without `training`, if clips cannot be decoded or do not match their manifest. No batch is yielded
-            after the first such clip; the error comes at the end and names all of them with the reasons.
+        RuntimeError: Without `training`, and if `strict`, clips cannot be decoded or do not match their manifest. No
+            batch is yielded after the first such clip; the error comes at the end and names all with the reasons.
     """
     failed: dict[Clip, str] = {}
     broken: set[Path] = set()
@@ -104,7 +106,7 @@ def load(
         batch = _no_clips(channels(settings))
         if items:
             batch = _batch(items, [output.as_cpu() for output in outputs], failed, training)
-        if training is None:
+        if training is None and strict:
             refused += [f"{item.title}: {defect}" for item, defect in batch.skipped]
         else:
             _warn_once(batch.skipped, named)

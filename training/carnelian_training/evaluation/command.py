@@ -141,8 +141,8 @@ def transcribe(
 ) -> None:
     """Transcribe clips without transcripts, to train on the result (pseudo-labels).
 
-    Clips with an empty transcript are left out. Each line has the model's `confidence`. `torchrun` divides the clips
-    among processes.
+    Clips that cannot be read or have an empty transcript are left out. Each line has the model's `confidence`.
+    `torchrun` divides the clips among processes.
     """
     from carnelian_training.data.manifest import write_manifest
     from carnelian_training.distributed import joined
@@ -157,7 +157,7 @@ def transcribe(
     )
     wanted = text_decoder.read_options(decoding, usual)
     with joined() as process:
-        clips = run(network.to(process.device), config, manifest, process, text_decoder, wanted)
+        clips, skipped = run(network.to(process.device), config, manifest, process, text_decoder, wanted)
     if not process.leads:
         return
     heard = [clip for clip in clips if clip.text]
@@ -166,8 +166,8 @@ def transcribe(
     hours, silent = sum(clip.duration for clip in kept) / 3600, len(clips) - len(heard)
     # To stderr, for the manifest may go to standard output.
     typer.echo(
-        f"wrote {target}: {len(kept)} of {len(clips)} clips, {hours:.2f} h; nothing was heard in {silent}, "
-        f"{len(heard) - len(kept)} fell below --min-confidence",
+        f"wrote {target}: {len(kept)} of {len(clips) + skipped} clips, {hours:.2f} h; {skipped} could not be read, "
+        f"nothing was heard in {silent}, {len(heard) - len(kept)} fell below --min-confidence",
         err=True,
     )
     if not kept:

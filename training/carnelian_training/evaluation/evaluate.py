@@ -100,24 +100,27 @@ def find_too_short(clips: Sequence[Clip], log_probs: Sequence[LogProbs]) -> dict
 
 @torch.inference_mode()
 def score(
-    model: CtcNetwork, config: Config, clips: Sequence[Clip], process: Process
+    model: CtcNetwork, config: Config, clips: Sequence[Clip], process: Process, *, strict: bool = True
 ) -> Iterator[tuple[list[int], list[LogProbs]]]:
     """Run the network on this process's share of the clips; yield positions and log-probabilities, batch by batch.
 
-    On a terminal, the process of rank 0 shows its progress.
+    A bad clip is an error or, if not `strict`, logged and left out. On a terminal, the process of rank 0 shows its
+    progress.
     """
     order = sorted(range(len(clips)), key=lambda i: clips[i].duration)
     batches = group([Item(clips[i]) for i in order], batch_s(config))
     positions = iter(order)
     shares = [[next(positions) for _ in batch] for batch in batches][process.rank :: process.size]
-    loaded = load(batches[process.rank :: process.size], config.features, config.data.num_threads)
+    loaded = load(batches[process.rank :: process.size], config.features, config.data.num_threads, strict=strict)
     total = sum(map(len, shares))
     with tqdm(total=total, unit="clip", leave=False, disable=None if process.leads else True) as progress:
         for share, batch in zip(shares, loaded, strict=True):
-            with evaluating(model), full_precision():
-                log_probs, lengths = model(batch.features.to(process.device), batch.lengths.to(process.device))
-            rows = zip(log_probs.cpu().numpy(), lengths.tolist(), strict=True)
-            yield share, [row[:length] for row, length in rows]
+            bad = {item.clip for item, _ in batch.skipped}
+            if kept := [i for i in share if clips[i] not in bad]:
+                with evaluating(model), full_precision():
+                    log_probs, lengths = model(batch.features.to(process.device), batch.lengths.to(process.device))
+                rows = zip(log_probs.cpu().numpy(), lengths.tolist(), strict=True)
+                yield kept, [row[:length] for row, length in rows]
             progress.update(len(share))
 
 
