@@ -29,10 +29,8 @@ def test_a_terminal_shows_how_many_clips_have_been_heard(server, monkeypatch):
         def isatty(self):
             return True
 
-    for module in ("evaluate", "served"):  # otherwise nothing is drawn within 0.1 s of the last time
-        monkeypatch.setattr(
-            f"carnelian_training.evaluation.{module}.tqdm", functools.partial(tqdm, mininterval=0, miniters=1)
-        )
+    # Otherwise nothing is drawn within 0.1 s of the last time.
+    monkeypatch.setattr("carnelian_training.progress.tqdm", functools.partial(tqdm, mininterval=0, miniters=1))
     config, model = checkpoint.load_model(DEMO)
     for run in (
         lambda: evaluate(model, config, CLIPS),

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import soxr
-from tqdm import tqdm
 
 from carnelian_training.data.audio import read_samples
 from carnelian_training.data.defects import sound_defect
 from carnelian_training.data.manifest import Clip, read_manifest, write_manifest
 from carnelian_training.data.sound_file import write_sound
 from carnelian_training.features import SAMPLE_RATE_HZ
+from carnelian_training.progress import clip_progress
 from carnelian_training.replacement import check_apart
 
 
@@ -48,8 +48,11 @@ def perturb(manifest: Path, directory: Path, speeds: Sequence[float]) -> Path:
         for speed in speeds
         for number, clip in enumerate(clips)
     ]
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        new = list(tqdm(pool.map(_write, *zip(*tasks, strict=True)), total=len(tasks), unit="clip", disable=None))
+    new = []
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool, clip_progress(len(tasks)) as progress:
+        for clip in pool.map(_write, *zip(*tasks, strict=True)):
+            new.append(clip)
+            progress(1)
     write_manifest(target, [*clips, *new])
     return target
 

@@ -18,7 +18,6 @@ import numpy.typing as npt
 import soundfile
 from nvidia.dali import fn, pipeline_def, types
 from nvidia.dali.pipeline import DataNode, Pipeline
-from tqdm import tqdm
 
 from carnelian_training.config import Config
 from carnelian_training.data.audio import Encoded
@@ -37,6 +36,7 @@ from carnelian_training.distributed import Process
 from carnelian_training.features import SAMPLE_RATE_HZ
 from carnelian_training.models.blocks import StageConfig
 from carnelian_training.models.quartznet import QuartzNetConfig
+from carnelian_training.progress import clip_progress
 from carnelian_training.run_config import load_config
 
 SECONDS_AT_ONCE = 300.0
@@ -186,8 +186,7 @@ def _listen(
         pipeline.build()
         return pipeline
 
-    disable = None if is_shown else True
-    with tqdm(total=len(clips), unit="clip", desc=manifest.name, disable=disable) as progress:
+    with clip_progress(len(clips), manifest.name, is_shown=is_shown) as progress:
         for items, outputs in run_surviving(batches, failed, build):
             samples, rms, levels, rates_hz = (np.array(output.as_tensor()) for output in outputs)
             for row, item in enumerate(items):
@@ -201,4 +200,4 @@ def _listen(
                     "rate": f"recorded at {rate_hz} Hz, below {min_rate_hz} Hz" if rate_hz < min_rate_hz else None,
                 }
                 yield item.clip, {kind: words for kind, words in found.items() if words}
-            progress.update(len(items))
+            progress(len(items))

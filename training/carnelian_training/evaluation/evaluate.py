@@ -11,7 +11,6 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 import torch
-from tqdm import tqdm
 
 from carnelian_training import ctc
 from carnelian_training.config import Config
@@ -23,6 +22,7 @@ from carnelian_training.evaluation.error_rates import Evaluation
 from carnelian_training.features import SAMPLE_RATE_HZ
 from carnelian_training.models.network import CtcNetwork, evaluating
 from carnelian_training.precision import full_precision
+from carnelian_training.progress import clip_progress
 
 LogProbs: TypeAlias = npt.NDArray[np.float32]
 """The log-probabilities of one clip, [frames, labels + 1]; the last label is the blank."""
@@ -104,8 +104,7 @@ def score(
 ) -> Iterator[tuple[list[int], list[LogProbs]]]:
     """Run the network on this process's share of the clips; yield positions and log-probabilities, batch by batch.
 
-    A bad clip is an error or, if not `strict`, logged and left out. On a terminal, the process of rank 0 shows its
-    progress.
+    A bad clip is an error or, if not `strict`, logged and left out. The process of rank 0 shows its progress.
     """
     order = sorted(range(len(clips)), key=lambda i: clips[i].duration)
     batches = group([Item(clips[i]) for i in order], batch_s(config))
@@ -113,7 +112,7 @@ def score(
     shares = [[next(positions) for _ in batch] for batch in batches][process.rank :: process.size]
     loaded = load(batches[process.rank :: process.size], config.features, config.data.num_threads, strict=strict)
     total = sum(map(len, shares))
-    with tqdm(total=total, unit="clip", leave=False, disable=None if process.leads else True) as progress:
+    with clip_progress(total, is_shown=process.leads, leave=False) as progress:
         for share, batch in zip(shares, loaded, strict=True):
             bad = {item.clip for item, _ in batch.skipped}
             if kept := [i for i in share if clips[i] not in bad]:
@@ -121,7 +120,7 @@ def score(
                     log_probs, lengths = model(batch.features.to(process.device), batch.lengths.to(process.device))
                 rows = zip(log_probs.cpu().numpy(), lengths.tolist(), strict=True)
                 yield kept, [row[:length] for row, length in rows]
-            progress.update(len(share))
+            progress(len(share))
 
 
 def score_all(model: CtcNetwork, config: Config, clips: Sequence[Clip]) -> list[LogProbs]:

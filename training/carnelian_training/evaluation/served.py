@@ -10,11 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from tqdm import tqdm
-
 from carnelian_training.data.decoding import read_clip
 from carnelian_training.data.manifest import Clip, clips_to_evaluate
 from carnelian_training.evaluation.error_rates import Evaluation
+from carnelian_training.progress import clip_progress
 
 if TYPE_CHECKING:
     from carnelian_client import CarnelianClient, DecodingOptions
@@ -107,7 +106,11 @@ def transcribe_served(client: "CarnelianClient", clips: Sequence[Clip], options:
 
     decoding = cast("DecodingOptions", options)  # the server says which options are wrong
     answers = client.transcribe_many(recordings(), concurrency=CONCURRENCY, **decoding)
-    outcomes = list(tqdm(answers, total=len(clips), unit="clip", leave=False, disable=None))
+    outcomes = []
+    with clip_progress(len(clips), leave=False) as progress:
+        for outcome in answers:
+            outcomes.append(outcome)
+            progress(1)
     heard = [""] * len(clips)
     for i, outcome in zip(sent, outcomes, strict=True):
         if isinstance(outcome, Transcript):
