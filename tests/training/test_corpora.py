@@ -172,6 +172,24 @@ def test_offline_perturbation_writes_clips_at_other_speeds(tmp_path, monkeypatch
         perturb(tmp_path / "out" / "manifest.jsonl", tmp_path / "out", [1.1])
 
 
+def test_offline_perturbation_of_many_clips_has_few_in_memory(tmp_path, monkeypatch):
+    soundfile.write(tmp_path / "tone.wav", np.sin(np.arange(32000)) * 0.5, 16000)
+    texts = list("abcde")
+    write_manifest(tmp_path / "m.jsonl", [Clip(tmp_path / "tone.wav", 2.0, text) for text in texts])
+    waiting = []
+
+    class Pool(ThreadPoolExecutor):
+        def map(self, function, *arguments):
+            waiting.append(len(arguments[0]))
+            return super().map(function, *arguments)
+
+    monkeypatch.setattr("carnelian_training.corpora.perturb.ThreadPoolExecutor", Pool)
+    monkeypatch.setattr("carnelian_training.corpora.perturb.TASKS_AT_ONCE", 4)
+    found = read_manifest(perturb(tmp_path / "m.jsonl", tmp_path / "out", [0.8, 1.25]))
+    assert waiting == [4, 4, 2]
+    assert [clip.text for clip in found] == texts * 3
+
+
 def test_offline_perturbation_loses_no_speeds_of_an_earlier_run(tmp_path):
     soundfile.write(tmp_path / "a.wav", NOISE[:16000], 16000)
     write_manifest(tmp_path / "m.jsonl", [Clip(tmp_path / "a.wav", 1.0, "a")])
