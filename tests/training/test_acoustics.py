@@ -3,6 +3,7 @@ import os
 import random
 import threading
 from collections import deque
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import soundfile
 import torch
 from carnelian_training.config import AugmentConfig, NoiseConfig, ReverberationConfig
 from carnelian_training.config_errors import ConfigError
+from carnelian_training.data import acoustics
 from carnelian_training.data.acoustics import (
     NO_NOISE,
     NO_ROOM,
@@ -186,6 +188,23 @@ def test_a_broken_noise_or_room_is_named_once_and_clips_go_without(tiny_config, 
         torch.testing.assert_close(heard.features, undisturbed.features)
     assert caplog.text.count("narrow.flac must be a sound file") == 1
     assert caplog.text.count("hall.wav must be an impulse response") == 1
+
+
+def test_noises_of_a_batch_are_read_at_once_and_a_broken_one_is_named_once(tiny_config, monkeypatch, caplog):
+    both = threading.Barrier(2)
+
+    def read(path, start, duration_s):
+        both.wait(timeout=60)
+        raise ConfigError(f"{path} must be a sound file")
+
+    monkeypatch.setattr(acoustics, "read_noise", read)
+    items = [
+        Item(clip, disturbance=Disturbance(noise=Path("a.wav")))
+        for clip in read_manifest(tiny_config.data.train[0].path)[:2]
+    ]
+    (batch,) = load([items], FeatureSettings(), 2)
+    assert batch.items == items
+    assert caplog.messages == ["a.wav must be a sound file; going on without it"]
 
 
 def test_empty_noise_and_silent_rooms_are_refused(tmp_path):

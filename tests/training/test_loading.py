@@ -1,6 +1,7 @@
 import dataclasses
 import itertools
 import os
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -8,11 +9,13 @@ import pytest
 import soundfile
 import torch
 from carnelian_training.checkpoint import build_model
-from carnelian_training.data import audio
+from carnelian_training.data import audio, decoding
 from carnelian_training.data.defects import silence_defect, sound_defect
 from carnelian_training.data.loading import load
 from carnelian_training.data.manifest import Clip, read_manifest
 from carnelian_training.data.plan import Item
+from carnelian_training.data.validate import check_clean
+from carnelian_training.distributed import Process
 from carnelian_training.features import FeatureSettings
 from torch.nn import functional as F
 
@@ -98,6 +101,20 @@ def test_quiet_is_not_silent_and_rounded_is_not_wrong():
     clip = Clip(Path("a.wav"), 10.0, "a")  # 0.1 s and a hundredth
     for seconds, is_wrong in ((9.85, False), (10.15, False), (9.75, True), (10.25, True)):
         assert bool(sound_defect(clip, round(seconds * 16_000), True)) == is_wrong
+
+
+def test_the_files_of_a_batch_are_read_at_once(monkeypatch):
+    clips = read_manifest(CLIPS)[:2]
+    both, encoded = threading.Barrier(2), decoding.encoded
+
+    def read(clip):
+        both.wait(timeout=60)
+        return encoded(clip)
+
+    monkeypatch.setattr(decoding, "encoded", read)
+    (batch,) = load([[Item(clip) for clip in clips]], FeatureSettings(), 2)
+    assert [item.clip for item in batch.items] == clips
+    check_clean(clips, CLIPS, 2, Process(torch.device("cpu")))
 
 
 @pytest.mark.parametrize("prefetch", [1, 4])

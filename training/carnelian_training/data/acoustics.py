@@ -6,6 +6,7 @@ same length and not shifted in time, so that transcripts and lengths stay right.
 
 import logging
 import random
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -27,6 +28,7 @@ logger = logging.getLogger(__name__)
 Signal = npt.NDArray[np.float32]
 
 SUFFIXES = {".flac", ".mp3", ".ogg", ".opus", ".wav"}
+_naming = threading.Lock()  # several threads may find the same file broken
 
 
 @dataclass(frozen=True)
@@ -152,8 +154,10 @@ def read_sounds(disturbance: Disturbance, duration_s: float, broken: set[Path]) 
         try:
             return read(path)
         except ConfigError as error:
-            broken.add(path)
-            logger.warning("%s; going on without it", error)
+            with _naming:
+                if path not in broken:
+                    broken.add(path)
+                    logger.warning("%s; going on without it", error)
         return instead
 
     room = usable(disturbance.room, read_room, NO_ROOM)

@@ -7,7 +7,6 @@ import functools
 import logging
 import math
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from torch import Tensor
 from carnelian_training.config import Config
 from carnelian_training.data.acoustics import UNDISTURBED, disturb, read_sounds
 from carnelian_training.data.audio import Encoded
-from carnelian_training.data.decoding import decode, level, read_clip, run_surviving
+from carnelian_training.data.decoding import decode, level, pool, read_batch, run_surviving
 from carnelian_training.data.defects import alignment_defect, duration_tolerance_s, silence_defect, sound_defect
 from carnelian_training.data.manifest import Clip
 from carnelian_training.data.plan import Item
@@ -135,16 +134,16 @@ def _pipeline(
         items = next(encoded_batches)
         longest_s = [(item.clip.duration + duration_tolerance_s(item.clip)) / item.speed for item in items]
         return (
-            [read_clip(item.clip, failed) for item in items],
+            read_batch(items, failed, num_threads),
             [np.array(SAMPLE_RATE_HZ / item.speed, np.float32) for item in items],
             [np.array([min(seconds * SAMPLE_RATE_HZ, 2**31 - 1)], np.int32) for seconds in longest_s],
         )
 
     def disturb_all(signals: Sequence[npt.NDArray[np.float32]]) -> list[npt.NDArray[np.float32]]:
         items = next(decoded_batches)
-        sounds = [read_sounds(item.disturbance, item.duration_s, broken) for item in items]
+        sounds = pool(num_threads).map(lambda item: read_sounds(item.disturbance, item.duration_s, broken), items)
         disturbances = [item.disturbance for item in items]
-        return list(_pool(num_threads).map(disturb, signals, *zip(*sounds, strict=True), disturbances))
+        return list(pool(num_threads).map(disturb, signals, *zip(*sounds, strict=True), disturbances))
 
     @pipeline_def
     def graph() -> tuple[DataNode, ...]:
@@ -174,12 +173,6 @@ def _pipeline(
     )
     pipeline.build()
     return pipeline
-
-
-@functools.cache  # a pipeline's own would never be freed: DALI's operator and its function refer to each other
-def _pool(num_threads: int) -> ThreadPoolExecutor:
-    """Return the threads for :func:`disturb`. DALI has one for Python: 2,000 s of audio a second, too slow."""
-    return ThreadPoolExecutor(num_threads)
 
 
 def _gpu_of_features(settings: FrontEnd) -> int | None:

@@ -21,7 +21,7 @@ from nvidia.dali.pipeline import DataNode, Pipeline
 
 from carnelian_training.config import Config
 from carnelian_training.data.audio import Encoded
-from carnelian_training.data.decoding import decode, level, read_clip, run_surviving
+from carnelian_training.data.decoding import decode, level, read_batch, run_surviving
 from carnelian_training.data.defects import (
     alignment_defect,
     duration_defect,
@@ -169,7 +169,7 @@ def _listen(
         pending = iter(remaining)
 
         def read() -> tuple[list[Encoded], list[npt.NDArray[np.int32]]]:
-            sounds = [read_clip(item.clip, failed) for item in next(pending)]
+            sounds = read_batch(next(pending), failed, num_threads)
             rates_hz = (soundfile.info(io.BytesIO(sound.tobytes())).samplerate for sound in sounds)
             return sounds, [np.array(rate_hz, np.int32) for rate_hz in rates_hz]
 
