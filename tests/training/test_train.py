@@ -1,4 +1,5 @@
 import dataclasses
+import gc
 import logging
 import re
 import shutil
@@ -12,7 +13,7 @@ from carnelian_training import checkpoint
 from carnelian_training.cli import main
 from carnelian_training.config import ManifestConfig, NoiseConfig, ReverberationConfig
 from carnelian_training.config_errors import ConfigError
-from carnelian_training.data.manifest import read_manifest, write_manifest
+from carnelian_training.data.manifest import Clip, read_manifest, write_manifest
 from carnelian_training.evaluation.evaluate import evaluate
 from carnelian_training.loop.metrics import error_of, read_metrics
 from carnelian_training.loop.recognition import read_training_clips
@@ -200,6 +201,16 @@ def test_a_training_manifest_whose_files_are_elsewhere_ends_a_run_at_once(tiny_c
     ):
         train(changed(tiny_config, data={"train": train_on}), tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_clips_are_no_matter_of_the_garbage_collector(tiny_config, changed, tmp_path):
+    clips = read_training_clips(tiny_config)
+    assert not any(isinstance(found, Clip) for found in gc.get_objects())
+    assert all(gc.is_tracked(clip) for clip in clips)
+    (tmp_path / "wrong.jsonl").write_text("{}")
+    with pytest.raises(ValueError, match="audio_filepath"):
+        read_training_clips(changed(tiny_config, data={"train": (ManifestConfig(path=tmp_path / "wrong.jsonl"),)}))
+    assert gc.isenabled()
 
 
 def test_an_epoch_has_the_usable_clips_of_each_manifest_as_often_as_it_says(tiny_config, changed, tmp_path, caplog):

@@ -31,7 +31,7 @@ SUFFIXES = {".flac", ".mp3", ".ogg", ".opus", ".wav"}
 _naming = threading.Lock()  # several threads may find the same file broken
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Disturbance:
     """The acoustic augmentation of one clip in one epoch."""
 
@@ -74,7 +74,8 @@ class Sounds:
 
     def draw(self, config: AugmentConfig, rng: random.Random) -> Disturbance:
         """Draw the disturbance of one clip; each kind has its own probability, independent of the others."""
-        disturbance = Disturbance(gain_db=rng.uniform(*config.gain_db))
+        gain_db = rng.uniform(*config.gain_db)
+        disturbance = Disturbance(gain_db=gain_db) if gain_db else UNDISTURBED
         if config.reverberation and rng.random() < config.reverberation.probability:
             disturbance = replace(disturbance, room=rng.choice(self.rooms))
         if config.noise and rng.random() < config.noise.probability:

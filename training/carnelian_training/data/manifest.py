@@ -23,7 +23,7 @@ _OTHERS = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16", b"\x1f\x8b": "packed by
 """By their beginnings, files that are taken for JSON lines."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Clip:
     """One recording and its transcript."""
 

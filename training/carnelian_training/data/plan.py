@@ -22,7 +22,7 @@ from carnelian_training.text import quote
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Item:
     """One clip with its augmentation in one epoch."""
 

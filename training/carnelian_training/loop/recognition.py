@@ -1,9 +1,11 @@
 """The training task of a recogniser, and of wav2vec 2.0 in pre-training: its clips and its evaluation."""
 
+import gc
 import hashlib
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 
@@ -120,12 +122,25 @@ def read_training_clips(config: Config) -> list[Clip]:
     clips: list[Clip] = []
     for i, manifest in enumerate(config.data.train):
         try:
-            usable = trainable(read_manifest(manifest.path), config, manifest.path)
+            with _lasting():
+                usable = trainable(read_manifest(manifest.path), config, manifest.path)
             _check_place(manifest.path, usable)
             clips += usable * manifest.repeat
         except ValueError as error:
             raise ValueError(f"`data.train.{i}.path`: {error}") from error
     return clips
+
+
+@contextmanager
+def _lasting() -> Iterator[None]:
+    """Spare the garbage collector millions of objects that last and hold no cycles, while they are made and later."""
+    gc.collect()  # what is frozen as garbage would never be freed
+    gc.disable()
+    try:
+        yield
+        gc.freeze()
+    finally:
+        gc.enable()
 
 
 def _check_place(manifest: Path, clips: Sequence[Clip]) -> None:
@@ -174,8 +189,9 @@ def shares(clips: list[Clip], config: Config, state: State) -> Iterator[Share]:
     named: set[tuple[str, str]] = set()  # bad clips already named in the log, which names each once
     while True:
         started = None if state.batch else state.step
-        plan = plan_epoch(clips, config, state.epoch)[state.batch :]
-        dealt = [deal(step, config.data.device_batch_s, rank=rank, world_size=size) for step in plan]
+        with _lasting():
+            plan = plan_epoch(clips, config, state.epoch)[state.batch :]
+            dealt = [deal(step, config.data.device_batch_s, rank=rank, world_size=size) for step in plan]
         parts_in_order = [part for parts in dealt for part in parts]
         batches = load(
             parts_in_order,
