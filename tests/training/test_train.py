@@ -4,6 +4,7 @@ import logging
 import re
 import shutil
 import time
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from carnelian_training.config import ManifestConfig, NoiseConfig, Reverberation
 from carnelian_training.config_errors import ConfigError
 from carnelian_training.data.manifest import Clip, read_manifest, write_manifest
 from carnelian_training.evaluation.evaluate import evaluate
+from carnelian_training.loop import recognition
 from carnelian_training.loop.metrics import error_of, read_metrics
 from carnelian_training.loop.recognition import read_training_clips
 from carnelian_training.loop.train import train
@@ -211,6 +213,25 @@ def test_clips_are_no_matter_of_the_garbage_collector(tiny_config, changed, tmp_
     with pytest.raises(ValueError, match="audio_filepath"):
         read_training_clips(changed(tiny_config, data={"train": (ManifestConfig(path=tmp_path / "wrong.jsonl"),)}))
     assert gc.isenabled()
+
+
+def test_a_plan_is_gone_when_the_next_one_is_made(tiny_config, changed, tmp_path, monkeypatch):
+    steps, left = [], []
+
+    class Step(list):
+        """A list that can be referred to weakly."""
+
+    def plan_epoch(*args):
+        left.append(sum(step() is not None for step in steps))
+        made = [Step(items) for items in plan(*args)]
+        steps.extend(map(weakref.ref, made))
+        return made
+
+    plan = recognition.plan_epoch
+    monkeypatch.setattr(recognition, "plan_epoch", plan_epoch)
+    train(changed(tiny_config, loop={"steps": 20, "evaluate_every_steps": 20}), tmp_path)
+    assert len(left) > 1
+    assert max(left) <= 1  # the last step
 
 
 def test_an_epoch_has_the_usable_clips_of_each_manifest_as_often_as_it_says(tiny_config, changed, tmp_path, caplog):

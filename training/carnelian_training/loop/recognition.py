@@ -29,6 +29,8 @@ from carnelian_training.models.pretraining import Wav2Vec2Pretraining
 
 logger = logging.getLogger(__name__)
 
+MANY_CLIPS = 1_000_000
+"""The clips of an epoch of which planning takes seconds, which the log then explains."""
 MAX_FILES_LOOKED_UP = 100
 """The most sound files per manifest that are looked up before training; on a network, each takes a millisecond."""
 
@@ -185,27 +187,32 @@ def shares(clips: list[Clip], config: Config, state: State) -> Iterator[Share]:
     Raises:
         RuntimeError: A whole epoch had no usable clip.
     """
-    rank, size = state.process.rank, state.process.size
     named: set[tuple[str, str]] = set()  # bad clips already named in the log, which names each once
     while True:
         started = None if state.batch else state.step
-        with _lasting():
-            plan = plan_epoch(clips, config, state.epoch)[state.batch :]
-            dealt = [deal(step, config.data.device_batch_s, rank=rank, world_size=size) for step in plan]
-        parts_in_order = [part for parts in dealt for part in parts]
-        batches = load(
-            parts_in_order,
-            config.features,
-            config.data.num_threads,
-            training=config,
-            named=named,
-            prefetch=config.data.prefetch_batches,
-        )
-        for step, parts in zip(plan, dealt, strict=True):
-            state.batch += 1
-            yield Share(step, islice(batches, len(parts)), len(parts))
+        yield from _shares_of_epoch(clips, config, state, named)  # its plan is gone when the next one is made
         if started == state.step:
             raise RuntimeError(
                 "one clip at least must be usable, but the files of all are bad; the log says why of each"
             )
         state.epoch, state.batch = state.epoch + 1, 0
+
+
+def _shares_of_epoch(clips: list[Clip], config: Config, state: State, named: set[tuple[str, str]]) -> Iterator[Share]:
+    rank, size = state.process.rank, state.process.size
+    if len(clips) >= MANY_CLIPS:
+        logger.info("planning epoch %d", state.epoch)
+    with _lasting():
+        plan = plan_epoch(clips, config, state.epoch)[state.batch :]
+        dealt = [deal(step, config.data.device_batch_s, rank=rank, world_size=size) for step in plan]
+    batches = load(
+        [part for parts in dealt for part in parts],
+        config.features,
+        config.data.num_threads,
+        training=config,
+        named=named,
+        prefetch=config.data.prefetch_batches,
+    )
+    for step, parts in zip(plan, dealt, strict=True):
+        state.batch += 1
+        yield Share(step, islice(batches, len(parts)), len(parts))
