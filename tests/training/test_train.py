@@ -173,6 +173,17 @@ def test_a_run_with_other_labels_is_not_resumed_and_its_clips_are_not_judged_by_
         train(other, tmp_path)
 
 
+def test_clips_are_read_only_for_a_run_that_goes_on(tiny_config, changed, tmp_path, monkeypatch, caplog):
+    """Of millions, reading takes minutes, which a mistake or nothing to do must not wait for."""
+    train(changed(tiny_config, loop={"steps": 1}), tmp_path)
+    monkeypatch.setattr(recognition, "read_training_clips", lambda config: pytest.fail("reads the clips"))
+    with pytest.raises(ConfigError, match="may not change"):
+        train(dataclasses.replace(tiny_config, labels=("_", "~")), tmp_path)
+    with caplog.at_level(logging.INFO):
+        train(changed(tiny_config, loop={"steps": 1}), tmp_path)
+    assert "nothing to do" in caplog.text
+
+
 def test_all_that_is_not_there_is_named_at_once_before_anything_is_written(tiny_config, changed, tmp_path):
     config = changed(
         tiny_config,

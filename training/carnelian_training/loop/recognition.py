@@ -39,22 +39,25 @@ class Recognition:
     """The task of training on clips; implements :class:`carnelian_training.loop.task.Task`.
 
     Raises:
-        ValueError: A file or folder of the configuration is missing, `data.train` names a file that is not a manifest,
-            or a folder of noises or rooms holds no sound file.
+        ConfigError: A file or folder of the configuration is missing, or a folder of noises or rooms holds no sound
+            file.
     """
+
+    clips: list[Clip]
 
     def __init__(self, config: Config) -> None:
         self.config = config
         _check_paths(config)
         Sounds.find(config.augment)  # each epoch lists them again; this reports mistakes before anything is written
-        self.clips = read_training_clips(config)
 
     def prepare(self, state: State) -> None:
-        """Check the dev manifest (:func:`check_dev`); if its clips have changed, forget the best error so far.
+        """Read the manifests; if the dev manifest (:func:`check_dev`) has other clips, forget the best error so far.
 
         Raises:
-            ValueError: `data.train` has no clip to train on.
+            ValueError: As :func:`read_training_clips` and :func:`check_dev`, or `data.train` has no clip to train on.
+            RuntimeError: As :func:`check_dev`.
         """
+        self.clips = read_training_clips(self.config)
         if not self.clips:
             raise ValueError(
                 "`data.train` must name manifests with usable clips, but they have none; "
@@ -147,7 +150,12 @@ def _lasting() -> Iterator[None]:
 
 def _check_place(manifest: Path, clips: Sequence[Clip]) -> None:
     # A missing file is only left out of its batch. If all are missing, an error now spares an epoch of warnings.
-    files = list(dict.fromkeys(clip.audio_filepath for clip in clips))[:MAX_FILES_LOOKED_UP]
+    distinct: dict[Path, None] = {}
+    for clip in clips:
+        distinct[clip.audio_filepath] = None
+        if len(distinct) == MAX_FILES_LOOKED_UP:
+            break
+    files = list(distinct)
     if len(clips) > 1 and not any(map(os.path.isfile, files)):
         raise ValueError(
             f"the sound files of usable clips in {manifest} must be there, but of the first {len(files)} none is, "
