@@ -126,6 +126,20 @@ def test_batches_ahead_of_a_bad_clip_keep_their_order(bad_clips, tiny_config, pr
     assert [len(batch.skipped) for batch in batches] == [items.count(bad) for items in plan]
 
 
+def test_a_bad_clip_does_not_lead_through_the_whole_plan(bad_clips, tiny_config):
+    looked = []
+
+    class Counted(list):
+        def __len__(self):
+            looked.append(self)
+            return super().__len__()
+
+    items = Item(bad_clips["truncated"]), Item(read_manifest(CLIPS)[0])
+    batches = load([Counted([item]) for item in (*items, *items[1:] * 998)], FeatureSettings(), 1, training=tiny_config)
+    assert [len(batch.skipped) for batch in itertools.islice(batches, 2)] == [1, 0]
+    assert len(looked) < 1100
+
+
 def test_a_clip_of_which_dali_makes_another_error_is_left_out_too(tiny_config, tmp_path, monkeypatch):
     """Of an absurd length it makes a ValueError. No file is known that gets there, so DALI is given what is refused."""
     good, bad = Item(read_manifest(CLIPS)[0]), Item(Clip(tmp_path / "twice.ogg", 2.0, "a"))

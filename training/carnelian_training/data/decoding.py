@@ -3,6 +3,7 @@
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -45,22 +46,24 @@ def level(signal: DataNode) -> DataNode:
 def run_surviving(
     batches: Sequence[Sequence[Item]],
     failed: dict[Clip, str],
-    build: Callable[[Sequence[Sequence[Item]]], Pipeline],
+    build: Callable[[Iterator[Sequence[Item]]], Pipeline],
 ) -> Iterator[tuple[Sequence[Item], tuple[Any, ...]]]:
     """Run a DALI pipeline over batches; if a file cannot be decoded, go on with a new pipeline without that clip.
 
     Args:
         batches: lists of items; an empty one does not run the pipeline.
         failed: clips that cannot be decoded are added, with the reason.
-        build: makes a pipeline for the remaining batches; it must read clips through :func:`read_batch`.
+        build: makes a pipeline for the remaining batches, without empty ones; it must read clips through
+            :func:`read_batch`.
 
     Yields:
         Each batch with the pipeline's outputs; rows of clips in `failed` are meaningless.
     """
     done = 0
     while done < len(batches):
-        pipeline = build([items for items in batches[done:] if items])
-        for items in batches[done:]:
+        # Each damaged file leads here, so the rest of the epoch is not gone through.
+        pipeline = build(filter(None, islice(batches, done, None)))
+        for items in islice(batches, done, None):
             outputs: tuple[Any, ...] = ()
             if items:
                 try:

@@ -6,6 +6,7 @@ Input: lists of :class:`Item`. Output: a :class:`Batch` for each list, padded to
 import functools
 import logging
 import math
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -97,9 +98,11 @@ def load(
     broken: set[Path] = set()
     named = set() if named is None else named
     refused: list[str] = []
+    largest = max(map(len, batches), default=0) or 1
+    is_disturbed = any(item.disturbance != UNDISTURBED for items in batches for item in items)
 
-    def build_pipeline(remaining: Sequence[Sequence[Item]]) -> Pipeline:
-        return _pipeline(remaining, failed, broken, settings, num_threads, prefetch)
+    def build_pipeline(remaining: Iterator[Sequence[Item]]) -> Pipeline:
+        return _pipeline(remaining, largest, is_disturbed, failed, broken, settings, num_threads, prefetch)
 
     for items, outputs in run_surviving(batches, failed, build_pipeline):
         batch = _no_clips(channels(settings))
@@ -116,22 +119,26 @@ def load(
 
 
 def _pipeline(
-    batches: Sequence[Sequence[Item]],
+    batches: Iterator[Sequence[Item]],
+    largest: int,
+    is_disturbed: bool,
     failed: dict[Clip, str],
     broken: set[Path],
     settings: FrontEnd,
     num_threads: int,
     prefetch: int,
 ) -> Pipeline:
-    """Build the pipeline that reads, disturbs and featurises items.
+    """Build the pipeline that reads, disturbs (if `is_disturbed`) and featurises batches of at most `largest` items.
 
     Its outputs are: padded features and their frames; of the decoded signal, the number of samples, the root mean
     square and the level; and the root mean square after disturbance.
     """
-    encoded_batches, decoded_batches = iter(batches), iter(batches)
+    encoded: deque[Sequence[Item]] = deque()
 
     def read() -> tuple[list[Encoded], list[npt.NDArray[np.float32]], list[npt.NDArray[np.int32]]]:
-        items = next(encoded_batches)
+        items = next(batches)
+        if is_disturbed:
+            encoded.append(items)
         longest_s = [(item.clip.duration + duration_tolerance_s(item.clip)) / item.speed for item in items]
         return (
             read_batch(items, failed, num_threads),
@@ -140,7 +147,7 @@ def _pipeline(
         )
 
     def disturb_all(signals: Sequence[npt.NDArray[np.float32]]) -> list[npt.NDArray[np.float32]]:
-        items = next(decoded_batches)
+        items = encoded.popleft()
         sounds = pool(num_threads).map(lambda item: read_sounds(item.disturbance, item.duration_s, broken), items)
         disturbances = [item.disturbance for item in items]
         return list(pool(num_threads).map(disturb, signals, *zip(*sounds, strict=True), disturbances))
@@ -157,7 +164,7 @@ def _pipeline(
         # A clip that lasts longer than its manifest says is refused later; until then its features must not fill the
         # memory.
         signal = decoded = fn.slice(decoded, start=0, shape=longest, axes=[0], out_of_bounds_policy="trim_to_shape")
-        if any(item.disturbance != UNDISTURBED for items in batches for item in items):
+        if is_disturbed:
             signal = fn.python_function(decoded, function=disturb_all, batch_processing=True)
         features = build_features(signal if device_id is None else signal.gpu(), settings)
         frames = features.shape(dtype=types.INT64)[1]
@@ -166,7 +173,7 @@ def _pipeline(
 
     device_id = _gpu_of_features(settings)
     pipeline: Pipeline = graph(
-        batch_size=max(map(len, batches), default=1),
+        batch_size=largest,
         num_threads=num_threads,
         device_id=device_id,
         prefetch_queue_depth=prefetch,

@@ -164,16 +164,15 @@ def _listen(
     """Decode the clips of a manifest and yield each, in order, with the defects of its sound by kind."""
     failed: dict[Clip, str] = {}
     batches = group([Item(clip) for clip in clips], SECONDS_AT_ONCE)
+    largest = max(map(len, batches), default=1)
 
-    def build(remaining: Sequence[Sequence[Item]]) -> Pipeline:
-        pending = iter(remaining)
-
+    def build(remaining: Iterator[Sequence[Item]]) -> Pipeline:
         def read() -> tuple[list[Encoded], list[npt.NDArray[np.int32]]]:
-            sounds = read_batch(next(pending), failed, num_threads)
+            sounds = read_batch(next(remaining), failed, num_threads)
             rates_hz = (soundfile.info(io.BytesIO(sound.tobytes())).samplerate for sound in sounds)
             return sounds, [np.array(rate_hz, np.int32) for rate_hz in rates_hz]
 
-        @pipeline_def(batch_size=max(map(len, remaining)), num_threads=num_threads, device_id=None)
+        @pipeline_def(batch_size=largest, num_threads=num_threads, device_id=None)
         def graph() -> tuple[DataNode, ...]:
             data, rate_hz = fn.external_source(
                 source=read, num_outputs=2, dtype=[types.UINT8, types.INT32], ndim=[1, 0]
