@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, NoReturn, TypeVar, overload
 
 from ._audio import describe_audio
 from ._client import Outcome
-from ._errors import CarnelianClientError, ModelNotReady, TransportError, about
+from ._errors import CarnelianClientError, ModelNotReady, TransportError, about, without_frames
 from ._long import DEFAULT_LONGEST_S, Recording
 from ._retry import ONCE, RetryPolicy, retry_arguments
 from ._settings import (
@@ -59,10 +59,7 @@ class AsyncCarnelianClient:
         headers: Mapping[str, str] | None = None,
         api_key: str | None = None,
     ) -> None:
-        # Not in the first call, whose deadline it would use: importing gRPC takes a third of a second. Nor tenacity: if
-        # the call is interrupted there, what is half imported stays so.
-        import tenacity  # noqa: F401
-
+        # Not in the first call, whose deadline it would use: importing gRPC takes a third of a second.
         from ._transport import read_credentials
 
         self._settings = Settings(
@@ -143,7 +140,7 @@ class AsyncCarnelianClient:
                 except (CarnelianClientError, OSError) as error:
                     if not return_exceptions:
                         raise
-                    return error
+                    return without_frames(error)
 
         async def outcomes() -> AsyncGenerator[Outcome, None]:
             room = asyncio.Semaphore(TAKEN_AHEAD * concurrency)
@@ -247,7 +244,7 @@ class AsyncCarnelianClient:
                             (span.samples, rate), model, timeout_s, None, options, retry
                         )
                     except CarnelianClientError as error:
-                        outcome = error
+                        outcome = without_frames(error)
                     if heard := stream.heard(span, outcome):
                         yield heard
 

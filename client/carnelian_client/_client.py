@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal, NoReturn, TypeAlias, overload
 
 from . import _threads
 from ._audio import describe_audio
-from ._errors import CarnelianClientError, ModelNotReady, TransportError, about
+from ._errors import CarnelianClientError, ModelNotReady, TransportError, about, without_frames
 from ._long import DEFAULT_LONGEST_S, Recording
 from ._retry import ONCE, Deadline, RetryPolicy, retry_arguments
 from ._settings import (
@@ -78,10 +78,7 @@ class CarnelianClient:
         headers: Mapping[str, str] | None = None,
         api_key: str | None = None,
     ) -> None:
-        # Both take their time, and `import carnelian_client` should not. Nor are they for the first call to import: if
-        # it is interrupted there, what is half imported stays so.
-        import tenacity  # noqa: F401
-
+        # gRPC takes its time, and `import carnelian_client` should not.
         from ._transport import Transport, read_credentials
 
         self._settings = Settings(
@@ -191,7 +188,7 @@ class CarnelianClient:
             except (CarnelianClientError, OSError) as error:
                 if not return_exceptions:
                     raise
-                return error
+                return without_frames(error)
 
         return _threads.map_in_order(transcribe, clips, concurrency, TAKEN_AHEAD * concurrency)
 
@@ -307,7 +304,7 @@ class CarnelianClient:
                         (span.samples, rate), model, timeout_s, None, options, retry
                     )
                 except CarnelianClientError as error:
-                    outcome = error
+                    outcome = without_frames(error)
                 if heard := stream.heard(span, outcome):
                     yield heard
 

@@ -21,7 +21,9 @@ from __future__ import annotations
 import contextlib
 import traceback
 from collections.abc import Iterator
-from typing import ClassVar
+from typing import ClassVar, TypeVar
+
+E = TypeVar("E", bound=Exception)
 
 
 class CarnelianClientError(Exception):
@@ -106,6 +108,15 @@ class InvalidOption(CarnelianClientError, ValueError):
 
 class InvalidAudio(CarnelianClientError):
     """This clip cannot be transcribed: unreadable, empty, not finite, or too long."""
+
+
+def without_frames(error: E) -> E:
+    """Return an error to keep, without its traceback and those of its causes: their frames hold what was sent."""
+    held: BaseException | None = error
+    while held is not None:
+        held.__traceback__ = None
+        held = held.__cause__ or held.__context__
+    return error
 
 
 @contextlib.contextmanager

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextvars
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, wait
+from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -53,9 +56,13 @@ def outside_main_thread(function: Callable[[], T]) -> T:
     files in memory by calling Python: an exception there is lost, and what was read is damaged. Within gRPC, it leaves
     locks locked, or a call without the thread that hears its answer.
     """
-    if threading.current_thread() is not threading.main_thread():
+    if threading.current_thread() is not threading.main_thread() or sys.is_finalizing():
+        return function()  # before 3.12, a thread would never run at the end of Python
+    try:
+        started = [start(partial(contextvars.copy_context().run, function))]  # instrumentation keeps traces in it
+    except RuntimeError:  # from 3.12 on, no thread starts then
         return function()
-    return result(start(function))
+    return result(started.pop())  # for an error refers to this frame, as to that of `_run`
 
 
 class Workers(Generic[Item, T]):

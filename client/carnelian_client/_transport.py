@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
 import grpc.aio
+import tenacity  # noqa: F401  # not in the first call: if that is interrupted there, what is half imported stays so
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from ._answers import MAX_ANSWER_BYTES, error_from_answer
@@ -104,6 +105,8 @@ class Transport:
     def close(self) -> None:
         """Close the connection; calls in flight end with an error."""
         self._is_closed = True
+        if self._is_forked:  # gRPC would wait for threads that are not in this process
+            return
         # A thread closes it, because Ctrl-C does not reach threads: within gRPC's close, it would leave the channel
         # half closed, and the channel's destructor, like any later close, would wait for ever.
         closing = threading.Thread(target=self._channel.close)
@@ -125,7 +128,7 @@ class Transport:
             # Not by `result(timeout=...)`: it counts by the clock on the wall, which may be set.
             has_ended = threading.Event()
             call.add_done_callback(lambda _: has_ended.set())
-            if not has_ended.wait(deadline.left_s):
+            if not has_ended.wait(min(deadline.left_s, threading.TIMEOUT_MAX)):
                 raise _late(deadline)
             return call.result()
 
@@ -136,9 +139,13 @@ class Transport:
 
         return self._in_grpc(call)
 
+    @property
+    def _is_forked(self) -> bool:
+        return self._pid not in (None, os.getpid())
+
     def _in_grpc(self, function: Callable[[], T]) -> T:
         """Call gRPC where no handler of a signal can raise, and in the process of the first call alone."""
-        if self._pid not in (None, os.getpid()):
+        if self._is_forked:
             raise RuntimeError(
                 "the client belongs to the process of its first call, and this is one that was forked later; close the "
                 "client before the fork, or start processes by spawn, and make a new one in each."

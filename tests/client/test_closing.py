@@ -1,6 +1,7 @@
 """Calls that end because their client is closed or interrupted."""
 
 import contextlib
+import contextvars
 import functools
 import gc
 import itertools
@@ -81,6 +82,13 @@ def test_calls_go_through_grpc_where_no_handler_can_raise(client, wav, ask):
     getattr(client, ask)(*[wav] if ask == "transcribe" else [])
     assert threads
     assert threading.main_thread() not in threads
+
+
+def test_calls_keep_the_context_of_the_thread_that_makes_them():
+    """Instrumentation of gRPC finds its trace there."""
+    trace = contextvars.ContextVar("trace")
+    trace.set(7)
+    assert outside_main_thread(trace.get) == 7
 
 
 def test_a_handler_may_raise_wherever_a_call_takes_a_lock(client, wav, monkeypatch):

@@ -100,3 +100,47 @@ def test_only_a_client_without_calls_works_after_a_fork(endpoint):
     unused, parent, used, parent_again = done.stdout.splitlines()
     assert (unused, parent, parent_again) == ("True", "True", "True")
     assert "forked later; close the client before the fork" in used
+
+
+def test_a_call_at_the_end_of_python_ends(endpoint):
+    """It waited for a thread that Python no longer runs, or Python refused to start one."""
+    program = """
+        import builtins
+        import sys
+        from carnelian_client import CarnelianClient
+
+        class Owner:
+            def __init__(self, client):
+                self.client = client
+
+            def __del__(self):
+                print(self.client.is_ready(timeout_s=30), flush=True)
+
+        builtins.owner = Owner(CarnelianClient(sys.argv[1]))
+        print(builtins.owner.client.is_ready(), flush=True)
+    """
+    words = [sys.executable, "-c", textwrap.dedent(program), endpoint.url]
+    assert subprocess.check_output(words, text=True, timeout=60).split() == ["True", "True"]
+
+
+def test_a_forked_program_leaves_the_block_of_a_client_that_was_called(endpoint, triton, wav, held):
+    """Closing the client waited for a call of another thread, which was in the first process alone."""
+    triton.answer = held
+    program = """
+        import os
+        import sys
+        import threading
+        import time
+        from carnelian_client import CarnelianClient
+
+        clip = bytes.fromhex(sys.argv[2]) + bytes(1)
+        with CarnelianClient(sys.argv[1], timeout_s=600) as client:
+            threading.Thread(target=client.transcribe, args=(clip,), daemon=True).start()
+            while not client._transport._in_flight:
+                time.sleep(0.01)
+            if not (child := os.fork()):
+                sys.exit(3)
+            print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+    """
+    words = [sys.executable, "-c", textwrap.dedent(program), endpoint.url, wav.hex()]
+    assert subprocess.check_output(words, text=True, timeout=60).split() == ["3"]

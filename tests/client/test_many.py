@@ -47,10 +47,23 @@ def test_a_failing_clip_does_not_cost_the_others_theirs(client, wav, tmp_path):
     counted = (np.zeros(16000, np.int64), 16000)
     halved, swapped = (np.zeros(9), 11025.5), (16000, np.zeros(9))
     clips = [wav, silent, tmp_path / "missing.wav", counted, halved, swapped, "a\0b.wav", "\ud800.wav", wav]
-    assert [type(outcome) for outcome in client.transcribe_many(clips)] == [
+    outcomes = list(client.transcribe_many(clips))
+    assert [type(outcome) for outcome in outcomes] == [
         *(Transcript, InvalidAudio, FileNotFoundError, InvalidAudio, InvalidAudio, InvalidAudio),
         *(OSError, OSError, Transcript),
     ]
+
+
+def test_errors_that_are_kept_hold_no_clips(client, triton, wav):
+    """They held what was sent for as long as they were kept, by the frames of their tracebacks."""
+    triton.script = [("INVALID_ARGUMENT", "no")]
+    (error,) = client.transcribe_many([wav])
+    causes = []
+    while error is not None:
+        causes.append(error)
+        error = error.__cause__ or error.__context__
+    assert len(causes) > 1
+    assert [each.__traceback__ for each in causes] == [None] * len(causes)
 
 
 def test_failures_can_be_raised_in_their_place(client, wav):
