@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Iterable, Sequence
 
@@ -28,6 +29,9 @@ READ_OPTIONS = (
 """The options whose values are read here. They must be spelled out, although tritonserver takes abbreviations."""
 
 
+_RESTRICTION = re.compile("[^:=]+:[^:=]+=.*", re.DOTALL)
+
+
 def check_options(triton_options: Sequence[str]) -> None:
     """Check that the launcher understands the options, and can still ask whether the models are ready.
 
@@ -40,7 +44,9 @@ def check_options(triton_options: Sequence[str]) -> None:
         whole = [known for known in READ_OPTIONS if known.startswith(name)]
         if whole and name not in whole:
             raise ServerError(f"options of tritonserver must be spelled out, but `{name}` is not; write `{whole[0]}`")
-        if "restricted" in name and name not in RESTRICTIONS.values():  # Triton's own words would repeat the key
+        # Whatever the name, Triton's own words would repeat the key.
+        restricts = "restricted" in name or _RESTRICTION.fullmatch(value)
+        if restricts and name not in RESTRICTIONS.values():
             raise ServerError(f"restrictions must be {' or '.join(RESTRICTIONS.values())}, but there is `{name}`")
         if name in OWN_OPTIONS:
             raise ServerError(f"`{OWN_OPTIONS[name]}` must stand before the `--`, but `{name}` comes after it")

@@ -27,7 +27,7 @@ def test_no_key_is_shown_where_readiness_would_be_hidden():
     assert "secret" not in str(refused.value)
 
 
-@pytest.mark.parametrize("name", ["--http-restricted-protocol", "--grpc-restricted-protocols", "--grpc_restricted_api"])
+@pytest.mark.parametrize("name", ["--http-restricted-protocol", "--grpc_restricted_api", "--grpc-resticted-api"])
 def test_a_misspelt_restriction_is_refused_without_its_key(name):
     with pytest.raises(ServerError, match="restrictions must be --grpc-restricted-protocol or ") as refused:
         check_options([f"{name}=trace:header=secret"])
