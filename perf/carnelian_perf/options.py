@@ -42,8 +42,8 @@ def check_input(path: Path | None) -> Path | None:
 
 def check_checkpoint(path: Path) -> Path:
     """Refuse what is neither a file on disk nor a folder, as Hugging Face's models are; the callback of an argument."""
-    if not path.is_dir():
-        check_file("this", path)
+    if not (path.is_dir() or path.is_file()):
+        raise typer.BadParameter(f"this must be a file or a folder on disk, but {path} is neither; name another")
     return path
 
 

@@ -125,7 +125,7 @@ def test_wrong_use_is_status_2_and_named(call, arguments, words):
 )
 def test_a_checkpoint_may_be_a_folder_of_hugging_face(tmp_path, call, arguments):
     status, _, err = call(main, *arguments[:1], tmp_path, *arguments[1:])
-    assert (status, f"{tmp_path}/config.json must be JSON of a Hugging Face folder" in err) == (1, True), err
+    assert (status, f"{tmp_path} must be a Hugging Face folder, but has no config.json" in err) == (1, True), err
 
 
 @pytest.mark.parametrize("command", ["mixed", "tune", "overhead", "first-request"])

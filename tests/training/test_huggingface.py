@@ -216,7 +216,7 @@ def test_incomplete_folders_are_refused(hf_folder):
     with pytest.raises(CheckpointError, match="weights cannot be read"):
         sources.read(hf_folder)
     (hf_folder / "config.json").unlink()
-    with pytest.raises(CheckpointError, match="must be JSON"):
+    with pytest.raises(CheckpointError, match=r"must be a Hugging Face folder, but has no config\.json"):
         sources.read(hf_folder)
 
 

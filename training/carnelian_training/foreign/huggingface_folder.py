@@ -42,6 +42,8 @@ def read_json(path: Path) -> Options:
     Raises:
         CheckpointError: The file is missing, is not JSON, or does not hold a mapping; or an option is of another kind.
     """
+    if not path.exists():
+        raise CheckpointError(f"{path.parent} must be a Hugging Face folder, but has no {path.name}")
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
