@@ -139,13 +139,15 @@ def read_training_clips(config: Config) -> list[Clip]:
 @contextmanager
 def _lasting() -> Iterator[None]:
     """Spare the garbage collector millions of objects that last and hold no cycles, while they are made and later."""
+    was_enabled = gc.isenabled()
     gc.collect()  # what is frozen as garbage would never be freed
     gc.disable()
     try:
         yield
         gc.freeze()
     finally:
-        gc.enable()
+        if was_enabled:
+            gc.enable()
 
 
 def _check_place(manifest: Path, clips: Sequence[Clip]) -> None:
