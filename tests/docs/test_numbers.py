@@ -118,6 +118,13 @@ def test_ratios_of_the_exported_graph_are_those_of_the_raw_files(machine):
     assert f" | {' | '.join(cells)} |\n" in read("README.md")
 
 
+def test_speeds_of_wav2vec2_are_those_of_the_raw_file():
+    raw = "wav2vec2_base_960h_infer"
+    served, int8 = ratios(raw, "eager", "onnx"), ratios(raw, "onnx", "onnx_int8")
+    assert f"as served is {served} times as fast as PyTorch" in " ".join(read("perf/docs/training.md").split())
+    assert f"[{int8} times as fast as in float32](../../perf/results/{raw}.md)" in read("export/docs/precision.md")
+
+
 def ratios(raw: str, baseline: str, engine: str) -> str:
     """How many times as fast an engine is as another, from and to, by CPU time."""
     cpu_ms: dict[str, list[float]] = {baseline: [], engine: []}
