@@ -189,7 +189,7 @@ def test_a_release_that_another_export_has_put_there_meanwhile_stays(tmp_path, c
         return 0.0
 
     monkeypatch.setattr(repository, "write_acoustic", meanwhile)
-    with pytest.raises(RepositoryError, match="with other labels"):
+    with pytest.raises(RepositoryError, match="has other values of labels"):
         write_model(tmp_path / "r", "tiny", config, network)
     assert json.loads((tmp_path / "r" / "tiny_ctc" / "1" / "ctc.json").read_text())["labels"] == list(other.labels)
 

@@ -234,7 +234,7 @@ def test_a_network_too_large_for_tensorrt_is_refused_before_it_is_traced(tmp_pat
     model = {"name": "wav2vec2", "width": width, "layers": 48, "heads": 16, "feed_forward": 4 * width}
     config = config_from_dict({"name": "large", "model": model}, "here")
     with torch.device("meta"):
-        network = build_model(config)
+        network = build_model(config).eval()
     with pytest.raises(TargetError, match=message):
         write_model(tmp_path, "large", config, network, target=Target(**target))
     assert not list(tmp_path.iterdir())
