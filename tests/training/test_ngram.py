@@ -209,11 +209,13 @@ def test_an_empty_line_joins_no_long_document_that_ends_in_a_mark(tmp_path):
         ],
         ["Tyger Tyger, burning bright,\nIn the forests of the night;\nWhat immortal hand or eye,\nCould frame it?"] * 5,
         ["这是\n书。", "男孩去了\n学校！”"],
+        ["»Wer ist da?«\nfragte er.", "Er ging nach\n„Hause.“"],
     ],
-    ids=["prose", "verse", "zh"],
+    ids=["prose", "verse", "zh", "de"],
 )
-def test_wrapped_lines_are_joined_to_paragraphs(tmp_path, paragraphs):
-    (tmp_path / "text.txt").write_text("\n\n".join(paragraphs))
+@pytest.mark.parametrize("between", ["\n\n", "\n\n\n\n\n", "\n \n"], ids=["one", "four", "space"])
+def test_wrapped_lines_are_joined_to_paragraphs(tmp_path, paragraphs, between):
+    (tmp_path / "text.txt").write_text(between.join(paragraphs))
     assert list(read_text_file(tmp_path / "text.txt")) == paragraphs
 
 

@@ -17,8 +17,8 @@ MIN_CHARACTERS = 12
 """The length, in characters, of the shortest sentence."""
 MAX_LINES = 20
 """Paragraphs between empty lines have fewer lines than this on average."""
-SENTENCE_ENDS = tuple(".!?…؟۔।॥。！？")  # noqa: RUF001
-CLOSING = "\"'”’»)]_*」』 \n"  # noqa: RUF001
+SENTENCE_ENDS = tuple(".!?…؟۔।॥。！？։።။។")  # noqa: RUF001
+CLOSING = "\"'”’“‘»«›‹)]_*」』 \n"  # noqa: RUF001
 """What may stand behind the mark that ends a sentence; Gutenberg's texts mark italics by underscores."""
 WORDNET_FILES = tuple(Path("/usr/share/wordnet") / f"data.{part}" for part in ("adj", "adv", "noun", "verb"))
 
@@ -71,7 +71,7 @@ def read_text_file(path: Path) -> Iterator[str]:
         text = path.read_text(encoding="utf-8-sig").strip()  # an empty last line divides nothing
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} must be text in UTF-8, but is not: {error}") from error
-    blocks = text.split("\n\n")
+    blocks = re.split(r"\n\s*\n", text)
     return iter(blocks if _are_paragraphs(blocks) else text.splitlines())
 
 
