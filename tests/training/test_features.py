@@ -207,3 +207,8 @@ def test_arrays_of_any_front_end_become_what_a_network_takes():
 def test_an_array_that_is_no_waveform_is_refused(clip):
     with pytest.raises(ValueError, match=r"must be float32 \[samples\], with one sample at least, but is float"):
         compute_features([np.ones(9, np.float32), clip], DEFAULTS)
+
+
+def test_without_clips_there_are_no_features():
+    with pytest.raises(ValueError, match="there must be 1 to 1 clips, but are 0"):
+        compute_features([], DEFAULTS)

@@ -43,7 +43,7 @@ def build_features(signal: DataNode, settings: FrontEnd) -> DataNode:
 
 
 def build_extractor(settings: FrontEnd, batch_size: int, num_threads: int = 1) -> Extractor:
-    """Build the graph once, for many calls of what :func:`compute_features` does, on `batch_size` clips each."""
+    """Build the graph once, for many calls of what :func:`compute_features` does, on `batch_size` clips at most."""
 
     @pipeline_def(
         batch_size=batch_size,
@@ -60,6 +60,8 @@ def build_extractor(settings: FrontEnd, batch_size: int, num_threads: int = 1) -
     pipeline.build()
 
     def extract(waveforms: Sequence[Array]) -> tuple[Array, npt.NDArray[np.int64]]:
+        if not 0 < len(waveforms) <= batch_size:
+            raise ValueError(f"there must be 1 to {batch_size} clips, but are {len(waveforms)}")
         for clip in waveforms:
             if clip.dtype != np.float32 or clip.ndim != 1 or not clip.size:  # an empty one would crash DALI
                 found = f"{clip.dtype} {list(clip.shape)}"
@@ -87,9 +89,9 @@ def compute_features(waveforms: Sequence[Array], settings: FrontEnd) -> tuple[Ar
         [clips, channels, frames] float32, zero after a clip's own end, and [clips] int64 lengths in frames.
 
     Raises:
-        ValueError: A clip is empty, or is not of this type and shape.
+        ValueError: There are no clips, or one is empty or not of this type and shape.
     """
-    return build_extractor(settings, len(waveforms))(waveforms)
+    return build_extractor(settings, max(1, len(waveforms)))(waveforms)
 
 
 def served_by(settings: FrontEnd) -> ModuleType:

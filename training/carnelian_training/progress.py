@@ -25,7 +25,7 @@ def clip_progress(
         is_shown: False shows nothing, for all processes but one.
         leave: whether the bar stays on the terminal when all is done.
     """
-    if not is_shown or (sys.stderr and sys.stderr.isatty()):
+    if not is_shown or (sys.stderr and not sys.stderr.closed and sys.stderr.isatty()):
         with tqdm(total=total, desc=desc, unit="clip", leave=leave, disable=not is_shown) as bar:
             yield bar.update
         return
