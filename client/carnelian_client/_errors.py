@@ -113,7 +113,7 @@ class InvalidAudio(CarnelianClientError):
 def without_frames(error: E) -> E:
     """Return an error to keep, without its traceback and those of its causes: their frames hold what was sent."""
     held: BaseException | None = error
-    while held is not None:
+    while held is not None and held.__traceback__ is not None:  # one without may be the first of a circle
         held.__traceback__ = None
         held = held.__cause__ or held.__context__
     return error
