@@ -97,7 +97,7 @@ def test_triton_counts_failures_as_the_alerts_assume(container, tls):
     """They halve an ensemble's failures; turned away is what never came through audio_decode, or was refused."""
     # Quick to send and slow to decode, because it is resampled: the queue fills up.
     silence = io.BytesIO()
-    soundfile.write(silence, np.zeros(16 * 44_100, np.int16), 44_100, format="FLAC")
+    soundfile.write(silence, np.zeros(50 * 44_100, np.int16), 44_100, format="FLAC")
     broken = silence.getvalue()[:60] + bytes(4000)  # its header is whole, so that the client sends it as it is
     with CarnelianClient(container.grpc, tls=tls, retry=RetryPolicy(num_attempts=1), timeout_s=300) as client:
         before = count(container)
