@@ -40,6 +40,11 @@ def _folder(path: str) -> Path:
     return Path(path)
 
 
+def _tell(message: str) -> None:
+    if sys.stderr is not None:  # if it is closed, `print` would use the standard output
+        print(f"carnelian-transcribe: {message}", file=sys.stderr)
+
+
 def _show_version(wanted: bool) -> None:
     if wanted:
         from importlib.metadata import version
@@ -179,11 +184,8 @@ def transcribe(
         )
     except (ValueError, OSError) as error:
         raise typer.BadParameter(str(error)) from error
-    if api_key and not (encryption or OWN_ADDRESS.fullmatch(url)) and sys.stderr is not None:
-        print(
-            f"carnelian-transcribe: {API_KEY_VARIABLE} is sent unencrypted; use --tls if others share the network",
-            file=sys.stderr,
-        )
+    if api_key and not (encryption or OWN_ADDRESS.fullmatch(url)):
+        _tell(f"{API_KEY_VARIABLE} is sent unencrypted; use --tls if others share the network")
 
     has_failed = False
     with client:
@@ -204,8 +206,7 @@ def transcribe(
             failures = deliver_all(outcomes, kind, files, targets)
         for failure in failures:
             has_failed = True
-            if sys.stderr is not None:  # if it is closed, `print` would use the standard output
-                print(f"carnelian-transcribe: {failure.translate(CONTROLS)}", file=sys.stderr)
+            _tell(failure.translate(CONTROLS))
     if has_failed:
         if out is None:
             drop_unprinted()

@@ -15,7 +15,7 @@ DOMAIN = "com.microsoft"
 HEAD = "/network/head/"
 """The prefix of the names of the head's nodes, which stay in float32."""
 LARGEST_WEIGHT = 63
-"""7 of 8 bits: x86 CPUs without VNNI add two products in 16 bits, which 8-bit weights would overflow."""
+"""7 of 8 bits, for the reason that :mod:`carnelian_export.graph.quantise` gives."""
 STEP, ZERO, LEAST = "frame_step", "frame_zero", "frame_least"
 LEAST_SCALE = np.float32(1e-30)
 CONSTANTS = {STEP: np.float32(1 / 127), ZERO: np.uint8(128), LEAST: LEAST_SCALE}
