@@ -68,25 +68,25 @@ def test_a_reader_that_stands_still_holds_up_nobody_and_misses_what_is_counted(w
     assert last == "the last"
 
 
-def test_a_reader_that_reads_gets_all():
+def follow(program):
+    """Follows the output of a program to its end; the log, and what was handed on."""
     taken = []
     log = ServerLog(taken.append, with_noise=True)
-    program = [sys.executable, "-c", "for i in range(5000): print(i)"]
-    with subprocess.Popen(program, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as process:
         log.follow(process.stdout)
         log.close()
-        log.close()
+    return log, taken
+
+
+def test_a_reader_that_reads_gets_all():
+    log, taken = follow("for i in range(5000): print(i)")
+    log.close()
     assert taken == [str(i) for i in range(5000)]
 
 
 def test_a_line_that_comes_again_and_again_is_kept_once_and_counted():
     """Where open files run out, Triton writes one without end: 47 MB in ten seconds."""
-    taken = []
-    log = ServerLog(taken.append, with_noise=True)
-    program = [sys.executable, "-c", "print('first'); print('again\\n' * 100_000 + '\\n\\n\\nlast')"]
-    with subprocess.Popen(program, stdout=subprocess.PIPE, text=True) as process:
-        log.follow(process.stdout)
-        log.close()
+    log, taken = follow("print('first'); print('again\\n' * 100_000 + '\\n\\n\\nlast')")
     assert taken == ["first", "again", "carnelian-serve: this came 100000 times: again", "", "last"]
     assert log.lines == ["first", "again", "", "last"]
 
