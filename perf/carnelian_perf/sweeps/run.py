@@ -58,11 +58,13 @@ def _run_alone(grid: Grid, out: Path, retry: bool, program: Path) -> list[Result
     _check_same_machine(done.values(), facts)
     _check_same_files(done.values(), grid)
     missing = [cell for cell in cells if _is_missing(grid, done, cell)]
-    if missing:
+    # A server that is named may serve other models by now, whose numbers the results that are there are not.
+    examined = cells if grid.server else missing
+    if examined:
         check_files(grid)
     write_grid(grid, out)  # even if no cell is missing: it may have become smaller
     measured = 0
-    if missing:
+    if examined:
         with contextlib.ExitStack() as stack:
             scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="carnelian-perf-")))
             target = stack.enter_context(open_target(grid, scratch))
@@ -71,9 +73,9 @@ def _run_alone(grid: Grid, out: Path, retry: bool, program: Path) -> list[Result
                 check_http(str(target.urls["http"]))
             _check_same_machine(done.values(), facts)
             sweep = Sweep(grid=grid, out=out, target=target, program=program, scratch=scratch, facts=facts, done=done)
-            sweep.models = {name: examine(target, grid, name) for name in dict.fromkeys(cell.model for cell in missing)}
+            sweep.models = {model: examine(target, grid, model) for model in dict.fromkeys(c.model for c in examined)}
             _check_same_models(done.values(), sweep.models)
-            facts["one_server"] = grid.server is None or is_one_server(grid.server.grpc, missing[0].model)
+            facts["one_server"] = grid.server is None or is_one_server(grid.server.grpc, examined[0].model)
             if not facts["one_server"]:
                 LOGGER.warning("%s For those name a single one as `server.grpc`.", SEVERAL_SERVERS)
             for cell in missing:  # before any is measured: the models are those that `examine` saw

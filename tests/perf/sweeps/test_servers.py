@@ -141,8 +141,9 @@ def test_model_that_is_replaced_ends_the_sweep(make_grid, replaced, tmp_path, mo
         with pytest.raises(RuntimeError, match="must be served as it was when the sweep began, but has another"):
             run_grid(make_grid(static={"batches": [1, 2]}), tmp_path)
     assert len(list(tmp_path.glob(f"*/{RESULT}"))) == 1
-    with pytest.raises(GridError, match="configuration of quartznet_demo must be as it was"):
-        run_grid(make_grid(static={"batches": [1, 2]}), tmp_path)
+    for batches in ([1, 2], [1]):  # with a cell to measure, and with none
+        with pytest.raises(GridError, match="configuration of quartznet_demo must be as it was"):
+            run_grid(make_grid(static={"batches": batches}), tmp_path)
 
 
 @pytest.mark.usefixtures("program")
