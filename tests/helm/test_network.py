@@ -58,6 +58,11 @@ def test_services_of_clients_have_the_addresses_that_they_are_told(render):
     assert not {"ipFamilies", "ipFamilyPolicy", "loadBalancerClass", "externalTrafficPolicy"} & set(default)
 
 
+def test_a_cluster_without_ipv6_may_be_asked_for_it(render):
+    assert render("service.ipFamilyPolicy=PreferDualStack").one("Service", "carnelian")
+    assert render("service.ipFamilies={IPv4}", "service.ipFamilyPolicy=SingleStack").one("Service", "carnelian")
+
+
 def test_http_need_not_be_exposed(render):
     rendered = render(case="closed")
     assert [port["name"] for port in rendered.one("Service", "carnelian")["spec"]["ports"]] == ["grpc"]
@@ -274,6 +279,10 @@ def test_none_but_the_run_s_own_pods_reach_training_pods(render):
         (("service.loadBalancerSourceRanges={10.0.0.0/8}",), "use networkPolicy.clients"),
         (("service.loadBalancerClass=a/b",), "set it to LoadBalancer"),
         (("service.externalTrafficPolicy=Local",), "set NodePort or LoadBalancer"),
+        (("service.ipFamilies={IPv4,IPv6}",), "set PreferDualStack or RequireDualStack"),
+        (("service.ipFamilies={IPv4,IPv6}", "service.ipFamilyPolicy=SingleStack"), "set PreferDualStack or"),
+        (("service.ipFamilies={IPv6}",), "server.host is 0.0.0.0, where pods do not listen on it; set"),
+        (("service.ipFamilyPolicy=RequireDualStack",), 'set server.host: "::"'),
         (
             ("gateway.parentRefs[0].name=a", "gateway.http.enabled=true", "gateway.grpc.enabled=true"),
             "give each its own",

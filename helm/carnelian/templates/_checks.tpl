@@ -111,6 +111,13 @@ for the whole. */ -}}
 {{- if and .Values.service.externalTrafficPolicy (eq .Values.service.type "ClusterIP") -}}
 {{- fail "service.externalTrafficPolicy is set, but service.type is ClusterIP, which nothing outside reaches; set NodePort or LoadBalancer" -}}
 {{- end -}}
+{{- if and (gt (len (default list .Values.service.ipFamilies)) 1) (not (hasSuffix "DualStack" (default "" .Values.service.ipFamilyPolicy))) -}}
+{{- fail "service.ipFamilies has two, but service.ipFamilyPolicy does not ask for two; set PreferDualStack or RequireDualStack" -}}
+{{- end -}}
+{{- $ipv6 := or (has "IPv6" .Values.service.ipFamilies) (eq (default "" .Values.service.ipFamilyPolicy) "RequireDualStack") -}}
+{{- if and $ipv6 (not (contains ":" .Values.server.host)) -}}
+{{- fail (printf "service.ipFamilies or service.ipFamilyPolicy asks for IPv6, but server.host is %s, where pods do not listen on it; set server.host: \"::\"" .Values.server.host) -}}
+{{- end -}}
 {{- if and .Values.service.exposeHttp (eq (int .Values.service.grpcPort) (int .Values.service.httpPort)) -}}
 {{- fail (printf "service.grpcPort and service.httpPort are both %v, but a Service has a port once; give each its own" .Values.service.grpcPort) -}}
 {{- end -}}
