@@ -192,13 +192,22 @@ def test_labels_that_users_add_never_replace_the_standard_ones(render):
 
 
 @pytest.mark.parametrize("case", ["default", "monitoring", "download", "jobs"])
-def test_long_names_are_cut(case, render):
+def test_the_longest_name_has_room_for_suffixes(case, render):
     runs = ("training.name=a-long-name1", "training.nodes=1000", "perf.name=a-long-name2") if case == "jobs" else ()
-    rendered = render("fullnameOverride=" + "a" * 70, *runs, case=case)
+    rendered = render("fullnameOverride=" + "a" * 46, *runs, case=case)
     assert all(len(manifest["metadata"]["name"]) <= 63 for manifest in rendered.manifests)
     for job in rendered.all("Job"):
         if job["spec"].get("completionMode") == "Indexed":  # the names of its pods must be host names
             assert len(f"{job['metadata']['name']}-{job['spec']['completions'] - 1}") <= 63
+
+
+def test_longer_names_are_refused_since_two_could_be_cut_to_one(refusal, call_helm, chart):
+    advice = "set fullnameOverride, of 46 characters at most"
+    assert advice in refusal("fullnameOverride=" + "a" * 47)
+    assert advice in refusal("nameOverride=" + "a" * 46)
+    assert "nameOverride" in refusal("nameOverride=" + "a" * 47, "fullnameOverride=speech")  # it is a label, too
+    assert advice in call_helm("template", "a" * 37, str(chart)).stderr
+    assert call_helm("template", "a" * 36, str(chart)).returncode == 0
 
 
 def test_a_release_called_like_the_chart_is_named_once(render):

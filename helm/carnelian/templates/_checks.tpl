@@ -13,6 +13,9 @@
 {{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" $name) -}}
 {{- fail (printf "the objects would be called %s, but a Service's name is a letter, then letters, digits and -; set fullnameOverride" $name) -}}
 {{- end -}}
+{{- if gt (len $name) 46 -}}
+{{- fail (printf "the objects would be called %s, which leaves no room for suffixes; set fullnameOverride, of 46 characters at most" $name) -}}
+{{- end -}}
 {{- if and (gt (int .Values.gpu.count) 0) (ne .Values.runtime "native") -}}
 {{- fail (printf "gpu.count is %v, but `runtime: %s` has no GPU backends; set runtime: native" .Values.gpu.count .Values.runtime) -}}
 {{- end -}}

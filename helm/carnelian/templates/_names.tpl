@@ -1,18 +1,18 @@
-{{/* Names and labels. Names end before 46 characters: a Job's suffix of 13 and the index of its pod fit into the 63 that
-Kubernetes allows. */}}
+{{/* Names and labels. Names have 46 characters at most: a Job's suffix of 13 and the index of its pod fit into the 63 that
+Kubernetes allows. Longer ones are refused, not cut: two releases could end up with one name. */}}
 
 {{- define "carnelian.name" -}}
-{{- default .Chart.Name .Values.nameOverride | trunc 46 | trimSuffix "-" -}}
+{{- default .Chart.Name .Values.nameOverride -}}
 {{- end -}}
 
 {{- define "carnelian.fullname" -}}
 {{- $name := include "carnelian.name" . -}}
 {{- if .Values.fullnameOverride -}}
-{{- .Values.fullnameOverride | trunc 46 | trimSuffix "-" -}}
+{{- .Values.fullnameOverride -}}
 {{- else if contains $name .Release.Name -}}
-{{- .Release.Name | trunc 46 | trimSuffix "-" -}}
+{{- .Release.Name -}}
 {{- else -}}
-{{- printf "%s-%s" .Release.Name $name | trunc 46 | trimSuffix "-" -}}
+{{- printf "%s-%s" .Release.Name $name -}}
 {{- end -}}
 {{- end -}}
 
