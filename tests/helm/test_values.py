@@ -199,6 +199,16 @@ def test_a_share_is_taken_as_set_writes_it(value, render):
         (("model.load={other}",), "add it"),
         (("resources.requests.memory=9Gi",), 'is "9Gi", above resources.limits.memory, '),
         (("resources.requests.memory=8388608Ki",), 'is "8388608Ki", above resources.limits.memory, '),
+        (("resources.limits.ephemeral-storage=256Mi",), 'is "256Mi", but tmpSize, 256Mi, may be used of it'),
+        (
+            (
+                "resources.limits.ephemeral-storage=4Gi",
+                "modelRepository.source=download",
+                "modelRepository.download.url=https://a/b.tar",
+                f"modelRepository.download.sha256={'f' * 64}",
+            ),
+            "tmpSize, 256Mi, and modelRepository.download.size, 4Gi, may be used of it",
+        ),
         (("resources.limits.cpu=1500m",), 'is "2", above resources.limits.cpu, "1500m"; change one'),
         (("resources.limits.cpu=0",), 'is "2", above resources.limits.cpu, 0; change one'),
         (("perf.resources.requests.cpu=3", "perf.resources.limits.cpu=2.5"), "is 3, above perf.resources.limits.cpu"),
@@ -213,6 +223,10 @@ def test_a_share_is_taken_as_set_writes_it(value, render):
 )
 def test_values_that_contradict_each_other_are_refused_with_advice(values, advice, refusal):
     assert advice in refusal(*values)
+
+
+def test_ephemeral_storage_may_hold_the_volumes(render):
+    assert render("resources.limits.ephemeral-storage=1Gi").server["resources"]["limits"]["ephemeral-storage"] == "1Gi"
 
 
 def test_the_sizes_are_those_that_were_measured(chart):

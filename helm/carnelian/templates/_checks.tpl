@@ -20,6 +20,17 @@
 {{- fail (printf "gpu.count is %v, but `runtime: %s` has no GPU backends; set runtime: native" .Values.gpu.count .Values.runtime) -}}
 {{- end -}}
 {{- include "carnelian.checkMemory" (list "" .Values.resources (include "carnelian.sharedMemory" .)) -}}
+{{- with dig "limits" "ephemeral-storage" "" .Values.resources -}}
+{{- $size := include "carnelian.quantity" $.Values.tmpSize | float64 -}}
+{{- $counted := printf "tmpSize, %s" $.Values.tmpSize -}}
+{{- if eq $.Values.modelRepository.source "download" -}}
+{{- $size = include "carnelian.quantity" $.Values.modelRepository.download.size | float64 | addf $size -}}
+{{- $counted = printf "%s, and modelRepository.download.size, %s" $counted $.Values.modelRepository.download.size -}}
+{{- end -}}
+{{- if le (include "carnelian.quantity" . | float64) $size -}}
+{{- fail (printf "resources.limits.ephemeral-storage is %s, but %s, may be used of it, so the pod would be evicted before that is full; raise it, or lower the size" (toJson .) $counted) -}}
+{{- end -}}
+{{- end -}}
 {{- if and .Values.model.load (not (has .Values.model.name .Values.model.load)) -}}
 {{- fail (printf "model.name is %s, but model.load does not have it, so the pods would never be ready; add it" .Values.model.name) -}}
 {{- end -}}
