@@ -73,6 +73,39 @@ def test_a_pod_may_take_its_time_to_start(render):
     assert patience == ["300s", "600s"]
 
 
+def test_nobody_is_woken_while_pods_may_still_start(render, tmp_path, promtool):
+    """A pod that takes 29 of its 30 minutes, and an update of three, one pod at a time; another pod never starts."""
+    values = ("probes.startup.timeoutSeconds=1800", "progressDeadlineSeconds=1900", "monitoring.rules.enabled=true")
+    rendered = render(*values)
+    (tmp_path / "rules.yaml").write_text(yaml.safe_dump(rendered.one("PrometheusRule")["spec"]))
+    alert = list_alerts(rendered)["CarnelianModelNotReady"]
+    deployment = {"namespace": "speech", "deployment": "speech-eu-carnelian"}
+    annotations = {name: text.replace("{{ $value }}", "1") for name, text in alert["annotations"].items()}
+    fires = [{"exp_labels": alert["labels"] | deployment, "exp_annotations": annotations}]
+    cases = (
+        ("1x29 0x61", "1x90", "1x90", []),
+        ("1x87 0x3", "1x29 2x29 3x29", "4x87 3x3", []),
+        ("1x90", "1x90", "1x90", fires),
+    )
+    tests = []
+    for *series, expected in cases:
+        names = ("unavailable", "updated", "")
+        metrics = [f"kube_deployment_status_replicas{name and '_'}{name}" for name in names]
+        selector = '{namespace="speech",deployment="speech-eu-carnelian"}'
+        tests.append(
+            {
+                "interval": "1m",
+                "input_series": [{"series": m + selector, "values": v} for m, v in zip(metrics, series, strict=True)],
+                "alert_rule_test": [
+                    {"alertname": "CarnelianModelNotReady", "eval_time": f"{minute}m", "exp_alerts": alerts}
+                    for minute, alerts in ((28, []), (40, expected), (86, expected))
+                ],
+            }
+        )
+    (tmp_path / "tests.yaml").write_text(yaml.safe_dump({"rule_files": ["rules.yaml"], "tests": tests}))
+    promtool("test", "rules", "tests.yaml")
+
+
 def test_alerts_concern_this_release_alone(alerts):
     for alert in alerts:
         selectors = re.findall(r"\{([^}]*)\}", alert["expr"])
