@@ -40,12 +40,13 @@ def test_clients_can_be_kept_with_one_pod(render):
 
 def test_a_load_balancer_lets_in_what_it_is_told(render):
     rendered = render(case="closed")
+    policy = rendered.one("NetworkPolicy", "carnelian")["spec"]
     spec = rendered.one("Service", "carnelian")["spec"]
     assert spec["loadBalancerSourceRanges"] == ["10.0.0.0/8"]
     assert spec["loadBalancerClass"] == "service.k8s.aws/nlb"
     assert spec["externalTrafficPolicy"] == "Local"
     # The policy sees the same addresses.
-    assert {"ipBlock": {"cidr": "10.0.0.0/8"}} in rendered.one("NetworkPolicy")["spec"]["ingress"][0]["from"]
+    assert {"ipBlock": {"cidr": "10.0.0.0/8"}} in policy["ingress"][0]["from"]
 
 
 def test_services_of_clients_have_the_addresses_that_they_are_told(render):
@@ -66,7 +67,8 @@ def test_a_cluster_without_ipv6_may_be_asked_for_it(render):
 def test_http_need_not_be_exposed(render):
     rendered = render(case="closed")
     assert [port["name"] for port in rendered.one("Service", "carnelian")["spec"]["ports"]] == ["grpc"]
-    assert rendered.one("NetworkPolicy")["spec"]["ingress"][0]["ports"] == [{"port": "grpc", "protocol": "TCP"}]
+    policy = rendered.one("NetworkPolicy", "carnelian")["spec"]
+    assert policy["ingress"][0]["ports"] == [{"port": "grpc", "protocol": "TCP"}]
     assert rendered.server["readinessProbe"]["httpGet"]["port"] == "http"  # of the pod, which the kubelet asks
 
 
@@ -197,15 +199,15 @@ def test_routes_and_policies_are_off_by_default(render):
 
 
 def test_the_policy_lets_nothing_out(render):
-    spec = render(case="closed").one("NetworkPolicy")["spec"]
+    spec = render(case="closed").one("NetworkPolicy", "carnelian")["spec"]
     assert spec["policyTypes"] == ["Ingress", "Egress"]
     assert spec["egress"] == []
 
 
 def test_the_policy_lets_fetching_out(render):
-    egress = render(case="bucket").one("NetworkPolicy")["spec"]["egress"]
+    egress = render(case="bucket").one("NetworkPolicy", "carnelian")["spec"]["egress"]
     assert [port["port"] for rule in egress for port in rule["ports"]] == [53, 53, 5353, 5353, 443]
-    more = render(case="download").one("NetworkPolicy")["spec"]["egress"]
+    more = render(case="download").one("NetworkPolicy", "carnelian")["spec"]["egress"]
     assert [port["port"] for port in more[0]["ports"]] == [53, 53, 5353, 5353, 8444]
     assert more[-1] == {"ports": [{"port": 8443, "protocol": "TCP"}]}
 
@@ -224,25 +226,48 @@ def test_the_policy_lets_fetching_out(render):
 )
 def test_the_policy_lets_out_to_the_port_of_the_address(url, port, render):
     values = ("runtime=native", "networkPolicy.enabled=true", "modelRepository.source=bucket")
-    egress = render(*values, f"modelRepository.bucket.url={url}").one("NetworkPolicy")["spec"]["egress"]
+    egress = render(*values, f"modelRepository.bucket.url={url}").one("NetworkPolicy", "carnelian")["spec"]["egress"]
     assert egress[0]["ports"][-1] == {"port": port, "protocol": "TCP"}
 
 
 def test_metrics_are_private_to_the_namespace_or_to_scrapers(render):
-    own = render(case="closed").one("NetworkPolicy")["spec"]["ingress"][1]
+    own = render(case="closed").one("NetworkPolicy", "carnelian")["spec"]["ingress"][1]
     assert own == {"ports": [{"port": "metrics", "protocol": "TCP"}], "from": [{"podSelector": {}}]}
-    given = render(case="bucket").one("NetworkPolicy")["spec"]["ingress"][1]["from"]
+    given = render(case="bucket").one("NetworkPolicy", "carnelian")["spec"]["ingress"][1]["from"]
     assert given == [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]
 
 
 def test_the_policy_lets_clients_in(render):
-    everybody = render("networkPolicy.enabled=true").one("NetworkPolicy")["spec"]["ingress"][0]
+    everybody = render("networkPolicy.enabled=true").one("NetworkPolicy", "carnelian")["spec"]["ingress"][0]
     assert [port["port"] for port in everybody["ports"]] == ["grpc", "http"]
     assert "from" not in everybody
-    some = render(case="closed").one("NetworkPolicy")["spec"]["ingress"][0]["from"]
+    some = render(case="closed").one("NetworkPolicy", "carnelian")["spec"]["ingress"][0]["from"]
     assert some[0] == {"podSelector": {"matchLabels": {"app": "caller"}}}
     own = some[-1]["podSelector"]["matchLabels"].items()
     assert own <= render(case="closed").one("Pod")["metadata"]["labels"].items()
+
+
+def test_the_policy_lets_a_mesh_in(render):
+    rules = render("networkPolicy.ingress[0].ports[0].port=4143", case="closed").one("NetworkPolicy", "carnelian")
+    assert rules["spec"]["ingress"][2:] == [{"ports": [{"port": 4143}]}]
+
+
+def test_the_chart_s_own_callers_reach_the_server_where_nothing_is_let_out(render):
+    rendered = render("networkPolicy.egress[0].ports[0].port=8443", case="jobs")
+    spec = rendered.one("NetworkPolicy", "-test-and-perf")["spec"]
+    assert (spec["policyTypes"], spec["ingress"]) == (["Ingress", "Egress"], [])
+    (expression,) = spec["podSelector"].pop("matchExpressions")
+    assert (expression["key"], expression["operator"]) == ("app.kubernetes.io/component", "In")
+    callers = [rendered.one("Job", "-sweep")["spec"]["template"], rendered.one("Pod")]
+    others = [rendered.one("Job", "-quartznet")["spec"]["template"], rendered.one("Deployment")["spec"]["template"]]
+    selected = [pod["metadata"]["labels"][expression["key"]] in expression["values"] for pod in (*callers, *others)]
+    assert selected == [True, True, False, False]
+    for pod in callers:
+        assert spec["podSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+    server, dns, given = spec["egress"]
+    assert server == {"to": [{"podSelector": rendered.one("Deployment")["spec"]["selector"]}]}
+    assert [port["port"] for port in dns["ports"]] == [53, 53, 5353, 5353]
+    assert given == {"ports": [{"port": 8443}]}
 
 
 def test_none_but_the_run_s_own_pods_reach_training_pods(render):
