@@ -63,6 +63,11 @@ def test_the_test_pod_and_its_script_are_hooks(render):
         assert manifest["metadata"]["annotations"]["helm.sh/hook"] == "test"
 
 
+def test_the_test_pod_has_its_own_annotations(render):
+    given = render("test.podAnnotations.sidecar\\.istio\\.io/inject=no").one("Pod")["metadata"]["annotations"]
+    assert (given["sidecar.istio.io/inject"], given["helm.sh/hook"]) == ("no", "test")
+
+
 def test_the_test_pod_runs_where_the_server_may(render):
     rendered = render("nodeSelector.kubernetes\\.io/arch=amd64", "tolerations[0].key=speech")
     for pod in (rendered.pod, rendered.one("Pod")["spec"]):
