@@ -19,6 +19,10 @@ def test_without_autoscaling_the_deployment_says_how_many(render):
     assert render().all("HorizontalPodAutoscaler") == []
 
 
+def test_the_number_of_pods_may_be_somebody_else_s(render):
+    assert "replicas" not in render("replicas=null").one("Deployment")["spec"]
+
+
 def test_the_hpa_scales_on_audio_in_progress(render):
     rendered = render(case="monitoring")
     assert rendered.one("HorizontalPodAutoscaler")["apiVersion"] == "autoscaling/v2"
