@@ -37,6 +37,20 @@ def test_its_commands_serve_another_folder(page, template):
     assert served == {"speech": ["releases/2026-11-21"], "speech-canary": ["releases/2026-12-01"]}
 
 
+def test_its_canary_leaves_with_the_first_release_what_only_one_may_have(page, template):
+    (command,) = re.findall(r"^    (helm install speech-canary (?:.*\\\n)*.*)", page, re.M)
+    options = [w for pair in itertools.pairwise(shlex.split(command)) if pair[0].startswith("--set") for w in pair]
+    own = ("modelRepository.source=pvc", "modelRepository.pvc.claimName=models", "fullnameOverride=speech")
+    given = [f"--set={value}" for value in (*own, "service.annotations.example\\.com/address=a")]
+    first, canary = template("speech", "closed", *given), template("canary", "closed", *given, *options)
+    names = [{(m["kind"], m["metadata"]["name"]) for m in manifests} for manifests in (first, canary)]
+    assert not names[0] & names[1]
+    (service,) = (m for m in canary if (m["kind"], m["metadata"]["name"]) == ("Service", "canary-carnelian"))
+    assert service["spec"]["type"] == "ClusterIP"
+    assert "annotations" not in service["metadata"]
+    assert not {"loadBalancerClass", "loadBalancerSourceRanges", "externalTrafficPolicy"} & service["spec"].keys()
+
+
 def test_its_route_replaces_the_releases_own_and_leads_to_both(page, tmp_path, template):
     """Of two routes for a host name and a method the older would get everything."""
     (values,) = re.findall(r"^    gateway: .*\n(?:    .*\n)+", page, re.M)
