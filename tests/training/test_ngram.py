@@ -170,8 +170,15 @@ def test_other_languages_are_written_in_the_recognisers_labels(tmp_path, build):
             ["hola", "qué tal", "muy bien", "sí", "dijo el sr de la casa"],
         ),
         ("„Er kam.“ Sie ging am 3. oder 4. heim. „Gut!“", ["er kam", None, "gut"]),
+        ("‹Wer ist da?› Er ging… ‚Oh!‘ Ende", ["wer ist da", "er ging", "oh", "ende"]),
+        ("She said ‘no.’ He left. ‘Oh?’", ["she said no", "he left", "oh"]),
+        (
+            "Ես գնացի։ Նա եկավ։\nՈւր է նա։\n\nՆա տանն է։ Ես\nտեսա նրան։",
+            ["ես գնացի", "նա եկավ", "ուր է նա", "նա տանն է", "ես տեսա նրան"],
+        ),
+        ("እኔ ሄድኩ። እሱ መጣ።\n\nእሷ ሄደች።", ["እኔ ሄድኩ", "እሱ መጣ", "እሷ ሄደች"]),
     ],
-    ids=["hi", "zh", "ar", "es", "de"],
+    ids=["hi", "zh", "ar", "es", "de", "de-single", "en-single", "hy", "am"],
 )
 def test_sentences_end_where_their_language_ends_them(tmp_path, text, sentences):
     (tmp_path / "text.txt").write_text(text)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from carnelian_training.data.manifest import read_manifest
-from carnelian_training.synthesis.texts import Source
+from carnelian_training.synthesis.texts import CLOSING, SPACED_ENDS, UNSPACED_ENDS, Source
 from carnelian_training.text import LABEL_CHARACTERS, spell_out, to_given_labels, to_labels
 
 logger = logging.getLogger(__name__)
@@ -21,7 +21,8 @@ OVERLAP_WORDS = 6
 """A sentence is excluded if it shares this many words in a row with an excluded transcript, or equals a shorter one."""
 
 _END = re.compile(
-    r"(?:(?<=[.!?؟۔।॥])[\"”“'»«]?\s+|(?<=[。！？])[”」』]?\s*)(?=[\"“']?[¿¡«»„「『]*([^\W\d_]))"  # noqa: RUF001
+    rf"(?:(?<=[{SPACED_ENDS}])[{CLOSING}]?\s+|(?<=[{UNSPACED_ENDS}])[{CLOSING}]?\s*)"
+    r"(?=[\"“'‘‚]?[¿¡«»‹›„「『]*([^\W\d_]))"  # noqa: RUF001
 )
 """The boundary of two sentences, and the first letter of the next one, which must not be in lower case."""
 

@@ -17,9 +17,12 @@ MIN_CHARACTERS = 12
 """The length, in characters, of the shortest sentence."""
 MAX_LINES = 20
 """Paragraphs between empty lines have fewer lines than this on average."""
-SENTENCE_ENDS = tuple(".!?…؟۔।॥。！？։።။។")  # noqa: RUF001
-CLOSING = "\"'”’“‘»«›‹)]_*」』 \n"  # noqa: RUF001
-"""What may stand behind the mark that ends a sentence; Gutenberg's texts mark italics by underscores."""
+SPACED_ENDS = ".!?…؟۔।॥։።။។"  # noqa: RUF001
+"""The marks that end a sentence if a space follows."""
+UNSPACED_ENDS = "。！？"  # noqa: RUF001
+"""The marks that end a sentence without one."""
+CLOSING = "\"'”’“‘»«›‹」』"  # noqa: RUF001
+"""The quotation marks that may stand behind the mark that ends a sentence."""
 WORDNET_FILES = tuple(Path("/usr/share/wordnet") / f"data.{part}" for part in ("adj", "adv", "noun", "verb"))
 
 
@@ -121,7 +124,8 @@ def read_wordnet() -> Iterator[str]:
 
 def _are_paragraphs(blocks: Sequence[str]) -> bool:
     """Whether blocks between empty lines are wrapped prose or verse, and not lists of sentences."""
-    num_ended = sum(block.rstrip(CLOSING).endswith(SENTENCE_ENDS) for block in blocks)
+    ends, behind = tuple(SPACED_ENDS + UNSPACED_ENDS), CLOSING + ")]_* \n"  # Gutenberg's texts mark italics by _
+    num_ended = sum(block.rstrip(behind).endswith(ends) for block in blocks)
     num_lines = sum(block.count("\n") + 1 for block in blocks)
     return len(blocks) > 1 and num_ended >= len(blocks) / 2 and num_lines < MAX_LINES * len(blocks)
 
