@@ -112,10 +112,14 @@ class InvalidAudio(CarnelianClientError):
 
 def without_frames(error: E) -> E:
     """Return an error to keep, without its traceback and those of its causes: their frames hold what was sent."""
-    held: BaseException | None = error
-    while held is not None and held.__traceback__ is not None:  # one without may be the first of a circle
-        held.__traceback__ = None
-        held = held.__cause__ or held.__context__
+    held: list[BaseException | None] = [error]
+    seen: set[int] = set()  # errors may form a circle
+    while held:
+        each = held.pop()
+        if each is not None and id(each) not in seen:
+            seen.add(id(each))
+            each.__traceback__ = None
+            held += each.__cause__, each.__context__
     return error
 
 

@@ -16,7 +16,7 @@ from carnelian_client import (
     TransportError,
 )
 from carnelian_client._answers import STATUS_ERRORS, error_from_answer
-from carnelian_client._errors import about
+from carnelian_client._errors import about, without_frames
 
 
 def test_every_grpc_status_has_an_error():
@@ -274,3 +274,27 @@ def test_errors_travel_between_processes(kind):
 )
 def test_what_to_do_about_a_proxy_or_another_server_is_said(status, words, advice):
     assert advice in error_from_answer(status, words).message
+
+
+def caught(error, cause=None):
+    """An error that was raised, and so has frames, from a cause."""
+    try:
+        raise error from cause
+    except OSError as raised:
+        return raised
+
+
+def test_frames_are_taken_from_errors_behind_one_that_has_none():
+    deepest, beside = caught(OSError("deepest")), caught(OSError("beside"))
+    bare = OSError("never raised")
+    bare.__cause__, bare.__context__ = deepest, beside
+    error = caught(OSError("first"), bare)
+    assert without_frames(error) is error
+    assert [each.__traceback__ for each in (error, bare, deepest, beside)] == [None] * 4
+
+
+def test_frames_are_taken_from_errors_in_a_circle():
+    first, second = caught(OSError("first")), caught(OSError("second"))
+    first.__cause__, second.__cause__ = second, first
+    without_frames(first)
+    assert (first.__traceback__, second.__traceback__) == (None, None)
