@@ -7,7 +7,7 @@ import torch
 from carnelian_training import features
 from carnelian_training.features import FeatureSettings
 from carnelian_training.foreign import dle
-from carnelian_training.front_end import compute_features
+from carnelian_training.front_end import build_extractor, compute_features
 from carnelian_training.waveform import WaveformSettings
 
 # Both sides compute in float32; the logarithm of near-silent bands amplifies the last bits.
@@ -210,5 +210,12 @@ def test_an_array_that_is_no_waveform_is_refused(clip):
 
 
 def test_without_clips_there_are_no_features():
-    with pytest.raises(ValueError, match="there must be 1 to 1 clips, but are 0"):
+    with pytest.raises(ValueError, match="there must be at least one clip, but there is none"):
         compute_features([], DEFAULTS)
+
+
+@pytest.mark.parametrize("num_clips", [0, 3])
+def test_an_extractor_takes_as_many_clips_as_it_was_built_for(num_clips):
+    extract = build_extractor(DEFAULTS, 2)
+    with pytest.raises(ValueError, match=f"there must be 1 to 2 clips, but are {num_clips}"):
+        extract([speech_like(400)] * num_clips)

@@ -32,3 +32,16 @@ def test_other_processes_say_nothing(monkeypatch, caplog):
             clock += 1000
             progress(1)
     assert not caplog.messages
+
+
+def closed():
+    stream = io.StringIO()
+    stream.close()
+    return stream
+
+
+@pytest.mark.parametrize("stderr", [None, closed()], ids=["none", "closed"])
+def test_without_standard_error_there_is_no_bar(monkeypatch, stderr):
+    monkeypatch.setattr(sys, "stderr", stderr)
+    with clip_progress(1) as progress:
+        progress(1)

@@ -91,7 +91,9 @@ def compute_features(waveforms: Sequence[Array], settings: FrontEnd) -> tuple[Ar
     Raises:
         ValueError: There are no clips, or one is empty or not of this type and shape.
     """
-    return build_extractor(settings, max(1, len(waveforms)))(waveforms)
+    if len(waveforms) == 0:  # an array of clips has no truth value
+        raise ValueError("there must be at least one clip, but there is none")
+    return build_extractor(settings, len(waveforms))(waveforms)
 
 
 def served_by(settings: FrontEnd) -> ModuleType:
