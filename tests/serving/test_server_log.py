@@ -69,7 +69,7 @@ def test_a_reader_that_stands_still_holds_up_nobody_and_misses_what_is_counted(w
 
 
 def follow(program):
-    """Follows the output of a program to its end; the log, and what was handed on."""
+    """Follow the output of a program to its end; return the log, and what was handed on."""
     taken = []
     log = ServerLog(taken.append, with_noise=True)
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as process:
@@ -80,7 +80,7 @@ def follow(program):
 
 def test_a_reader_that_reads_gets_all():
     log, taken = follow("for i in range(5000): print(i)")
-    log.close()
+    log.close()  # of a log that is closed, it does nothing
     assert taken == [str(i) for i in range(5000)]
 
 
