@@ -1,5 +1,7 @@
 import dataclasses
 import math
+import re
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -34,6 +36,14 @@ def test_the_home_folder_may_begin_a_path_wherever_there_is_one(config_file, mon
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.stem)
 def test_every_shipped_config_loads_and_carries_its_files_name(path):
     assert load_run(path).name == path.stem
+
+
+def test_the_recipe_on_the_page_can_be_added_to_the_configuration_that_it_names(tmp_path):
+    page = (CONFIGS[0].parents[1] / "docs" / "training.md").read_text()
+    name, recipe = re.search(r"add to a copy of `training/configs/(\w+\.yaml)`:\n\n((?: {4}.*\n)+)", page).groups()
+    copy = tmp_path / name
+    copy.write_text((CONFIGS[0].parent / name).read_text() + textwrap.dedent(recipe))
+    assert load_config(copy).optimizer.name == "novograd"
 
 
 @pytest.mark.parametrize(
