@@ -1,6 +1,5 @@
 """What pages say of the models is what was measured."""
 
-import itertools
 import json
 import re
 import statistics
@@ -316,31 +315,6 @@ def test_what_pages_say_of_training_on_a_gpu_is_that_of_the_raw_files():
     ) in " ".join(read("README.md").split())
 
 
-def test_what_pages_say_of_a_gpus_server_is_that_of_the_raw_files():
-    def cell(name):
-        return json.loads(read(f"perf/results/jasper_10x5dr_gpu_sweep/jasper_10x5dr_fp16_{name}_r1/result.json"))
-
-    one, eight = (cell(name)["report"] for name in ("pcm_grpc_2s_b1_c1", "pcm_grpc_16.7s_b8_c1"))
-    network = [report["stages"]["jasper_10x5dr_acoustic"]["infer"] for report in (one, eight)]
-    page = " ".join(read("perf/docs/sweeps.md").split())
-    assert f"takes {one['latency_ms']['avg']:.1f} ms for one clip of 2 s on average" in page
-    assert f"but {eight['latency_ms']['avg']:.0f} ms for 8 clips" in page
-    features_ms = eight["stages"]["jasper_10x5dr_features"]["infer"]
-    assert f"ONNX Runtime has {network[0]:.0f} " in page
-    assert f"it has {network[1]:.0f}, and {features_ms:.0f} are features" in page
-
-    alone, many = cell("file_grpc_2s_b1_c1"), cell("file_grpc_2s_b1_c16")
-    rates = [rate for rate, _ in many["report"]["windows"]]
-    page = " ".join(read("export/docs/precision.md").split())
-    assert f"export of Jasper answered {alone['report']['clips_per_s']:.0f} clips a second of a single client" in page
-    assert f"and {min(rates):.0f} to {max(rates):.0f} of 16 clients" in page
-    raw = json.loads(read("perf/results/jasper_10x5dr_infer_gpu_fp16.json"))["timings"]
-    times_ms = {
-        t["duration_s"]: statistics.median(t["network_ms"]) for t in raw if (t["engine"], t["batch"]) == ("graphs", 1)
-    }
-    assert f"takes {times_ms[2]:.1f} ms for 2 s and {times_ms[16.7]:.1f} ms for 16.7 s" in page
-
-
 def test_what_a_gpu_waits_for_is_that_of_the_raw_files():
     """Features: a clip is one thread's work, so that of a batch of 16 each of eight threads has two."""
     clips_per_s, alone_ms, batch_ms = {}, [], []
@@ -386,16 +360,6 @@ def test_the_cost_of_live_audio_is_that_of_the_raw_file():
     for streams, *measured in (row.values() for row in many["rows"]):
         assert f"| {streams} | {' | '.join(f'{each:.2f}' for each in measured)} |" in page
     assert says(page, f"{many['seconds']} s each")
-
-
-def test_the_growth_of_memory_is_that_of_the_raw_file():
-    samples = json.loads(read("perf/results/quartznet_demo_60000_memory.json"))["samples"]
-    unique = [sum(p["uss"] for p in s["processes"].values()) / 2**20 for s in samples if s["requests"] % 10_000 == 0]
-    *first, last = (f"{after - before:.1f}" for before, after in itertools.pairwise(unique[1:]))
-    page = " ".join(read("perf/docs/server.md").split())
-    assert says(
-        page, f"10,000 added {', '.join(first)} and {last} MiB to the unique sets, of {unique[-1]:.0f} MiB at the end"
-    )
 
 
 def test_what_proxies_cost_is_what_was_measured():
