@@ -4,30 +4,38 @@ from carnelian_training.ctc import Calibration
 
 STARTS, ENDS = np.array([50, 340, 1000, 0, 100]), np.array([300, 500, 1020, 80, 300])
 IS_FIRST = np.array([True, False, False, True, False])  # two clips
+CLIP_ENDS = np.array([1020, 1020, 1020, 320, 320])
 
 
 def test_nothing_measured_changes_nothing():
-    starts, ends = Calibration().correct_times(STARTS, ENDS, 20, IS_FIRST)
+    starts, ends = Calibration().correct_times(STARTS, ENDS, 20, IS_FIRST, CLIP_ENDS)
     assert (starts.tolist(), ends.tolist()) == (STARTS.tolist(), ENDS.tolist())
     assert Calibration().likelihoods(np.array([0.3]), "greedy") == [0.3]
 
 
 def test_words_move_to_where_they_are_said_and_stay_in_order_and_apart():
-    starts, ends = Calibration(start_late_s=0.11, end_late_s=0.03).correct_times(STARTS, ENDS, 20, IS_FIRST)
+    starts, ends = Calibration(start_late_s=0.11, end_late_s=0.03).correct_times(STARTS, ENDS, 20, IS_FIRST, CLIP_ENDS)
     assert starts.tolist() == [0, 270, 890, 0, 50]
     assert ends.tolist() == [270, 470, 990, 50, 270]
 
 
 def test_a_word_is_never_shorter_than_a_frame():
-    starts, ends = Calibration(end_late_s=0.5).correct_times(STARTS, ENDS, 20, IS_FIRST)
+    starts, ends = Calibration(end_late_s=0.5).correct_times(STARTS, ENDS, 20, IS_FIRST, CLIP_ENDS)
     assert (ends - starts >= 20).all()
     assert starts.tolist() == [50, 340, 1000, 0, 100]
 
 
 def test_words_that_are_pushed_push_on():
     starts, ends = np.array([0, 0, 0]), np.array([0, 0, 0])
-    starts, ends = Calibration().correct_times(starts, ends, 20, np.array([True, False, False]))
+    starts, ends = Calibration().correct_times(starts, ends, 20, np.array([True, False, False]), np.full(3, 60))
     assert (starts.tolist(), ends.tolist()) == ([0, 20, 40], [20, 40, 60])
+
+
+def test_words_that_are_said_later_stay_in_their_clip_in_order_and_apart():
+    calibration = Calibration(start_late_s=-0.3, end_late_s=-0.7)
+    starts, ends = calibration.correct_times(STARTS, ENDS, 20, IS_FIRST, CLIP_ENDS)
+    assert starts.tolist() == [350, 980, 1000, 280, 300]
+    assert ends.tolist() == [980, 1000, 1020, 300, 320]
 
 
 def test_confidence_becomes_the_likelihood_measured_for_its_decoder():

@@ -96,15 +96,20 @@ def test_it_is_the_path_of_the_likeliest_labels(seed):
         assert hypothesis.text == " ".join(text.split())
 
 
-def test_words_of_many_clips_move_as_those_of_each_alone():
-    decoder = Decoder(LABELS, 0.02, calibration=Calibration(0.11, 0.04, {"greedy": (1.5, -0.5)}))
-    clips = log_probs("a_ b_ccc__a ", "_______b__ab", "a b c a b c a", "_______ab", certainty=0.8)
-    together = decoder.decode(clips, [Options()] * 4)
-    assert together == [decoder.decode([clip], [Options()])[0] for clip in clips]
-    for hypothesis in together:
+@pytest.mark.parametrize("late_s", [(0.11, 0.04), (-0.11, -0.2)])
+@pytest.mark.parametrize("name", ["greedy", "beam"])
+def test_words_of_many_clips_move_as_those_of_each_alone(name, late_s):
+    decoder = Decoder(LABELS, 0.02, calibration=Calibration(*late_s, {"greedy": (1.5, -0.5)}))
+    options = Options(decoder=name)
+    rows = ("a_ b_ccc__a ", "_______b__ab", "a b c a b c a", "_______ab")
+    clips = [log_probs(row, certainty=0.8)[0] for row in rows]
+    together = decoder.decode(clips, [options] * 4)
+    assert together == [decoder.decode([clip], [options])[0] for clip in clips]
+    for row, hypothesis in zip(rows, together, strict=True):
         times = [time for word in hypothesis.words for time in (word.start, word.end)]
         assert times == sorted(times)
         assert times[0] >= 0
+        assert times[-1] <= round(0.02 * len(row), 3)
 
 
 @pytest.mark.parametrize("decoder", ["greedy", "beam"])

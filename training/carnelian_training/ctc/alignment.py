@@ -119,5 +119,5 @@ def time_words(
     codes = np.array([numbers[character] for character in text])
     begin, end = align(log_probs, codes, numbers[" "])
     scores = np.array([log_probs[b:e, code].max() for b, e, code in zip(begin, end, codes, strict=True)])
-    words, _ = make_words(text, begin, end, scores, frame_s, calibration, decoder)
+    words, _ = make_words(text, begin, end, scores, frame_s, calibration, decoder, [len(log_probs)])
     return Hypothesis(text, tuple(words), mean_confidence(words), tuple(readings))

@@ -86,14 +86,17 @@ class Calibration:
         """Return the corrections as JSON, which :meth:`read` reads."""
         return json.dumps(asdict(self), indent=2) + "\n"
 
-    def correct_times(self, starts: Times, ends: Times, shortest: int, is_first: Flags) -> tuple[Times, Times]:
-        """Correct the times of words; they stay in order, do not overlap, and keep a least length.
+    def correct_times(
+        self, starts: Times, ends: Times, shortest: int, is_first: Flags, clip_ends: Times
+    ) -> tuple[Times, Times]:
+        """Correct the times of words; they stay in order and in their clip, do not overlap, and keep a least length.
 
         Args:
             starts: [words] starts in milliseconds, of one clip or several, in order.
             ends: [words] ends in milliseconds.
             shortest: the least length of a word in milliseconds.
             is_first: [words] whether the word is the first of a clip.
+            clip_ends: [words] end of the word's clip in milliseconds, with room for all its words.
 
         Returns:
             Corrected starts and ends, [words] int64 milliseconds each.
@@ -106,10 +109,14 @@ class Calibration:
         numbers = np.arange(len(starts)) * shortest
         levels = is_first.cumsum() << 32
         ends = np.maximum.accumulate(ends - numbers + levels) - levels + numbers
+        first = is_first.nonzero()[0]
+        counts = np.diff(first, append=len(starts))
+        last = np.repeat(first + counts - 1, counts)
+        ends = np.minimum(ends, clip_ends - (numbers[last] - numbers))  # leaves room for the clip's later words
         before = np.zeros_like(ends)
         before[1:] = ends[:-1]
         before[is_first] = 0
-        return np.maximum(starts, before), ends
+        return np.minimum(np.maximum(starts, before), ends - shortest), ends
 
     def likelihoods(self, confidences: Floats, decoder: str) -> Floats:
         """Return the probability that each word is right, [words]; `confidences` if `decoder` is not calibrated."""

@@ -47,9 +47,8 @@ def greedy(
     peaks = np.maximum.reduceat(scores, first) if first.size else scores
     characters = np.frombuffer("".join(labels).encode("utf-32-le"), np.uint32)
     text = characters[best[first]].tobytes().decode("utf-32-le")
-    words, runs = make_words(
-        text, frames[first], frames[last] + 1, peaks, frame_s, calibration, "greedy", places[first]
-    )
+    begin, end, lengths = frames[first], frames[last] + 1, list(map(len, clips))
+    words, runs = make_words(text, begin, end, peaks, frame_s, calibration, "greedy", lengths, places[first])
     bounds = np.searchsorted(places[first[runs]], np.arange(len(clips) + 1)).tolist()
     hypotheses = []
     for place, clip in enumerate(clips):

@@ -65,6 +65,7 @@ def make_words(
     frame_s: float,
     calibration: Calibration,
     decoder: str,
+    num_frames: Sequence[int],
     clips: npt.NDArray[np.integer[Any]] | None = None,
 ) -> tuple[list[Word], npt.NDArray[np.intp]]:
     """Cut characters into words at spaces and at the ends of clips.
@@ -77,6 +78,7 @@ def make_words(
         frame_s: seconds per frame.
         calibration: corrections of times and confidences.
         decoder: the decoder that gave the text, for the calibration of confidences.
+        num_frames: the length of each clip in frames.
         clips: [characters] the number of each character's clip, not decreasing; None for one clip.
 
     Returns:
@@ -92,12 +94,14 @@ def make_words(
     first, after = begins.nonzero()[0], stops.nonzero()[0] + 1
     if not first.size:
         return [], first
-    is_first = np.zeros(len(first), np.bool_)
-    is_first[0] = True
-    if clips is not None:
-        is_first[1:] = clips[first[1:]] != clips[first[:-1]]
-    starts, ends = (np.rint(frames * (1e3 * frame_s)).astype(np.int64) for frames in (begin[first], end[after - 1]))
-    starts, ends = calibration.correct_times(starts, ends, round(1e3 * frame_s), is_first)
+    places = clips[first] if clips is not None else np.zeros(len(first), np.int64)
+    is_first = np.ones(len(first), np.bool_)
+    is_first[1:] = places[1:] != places[:-1]
+    starts, ends, clip_ends = (
+        np.rint(frames * (1e3 * frame_s)).astype(np.int64)
+        for frames in (begin[first], end[after - 1], np.array(num_frames)[places])
+    )
+    starts, ends = calibration.correct_times(starts, ends, round(1e3 * frame_s), is_first, clip_ends)
     least = np.minimum(np.minimum.reduceat(np.where(is_letter, scores, 0.0), first), 0.0)  # rounding may exceed 0
     confidences = calibration.likelihoods(np.exp(least.astype(np.float64)), decoder).round(4)
     spelled = [text[i:j] for i, j in zip(first.tolist(), after.tolist(), strict=True)]
