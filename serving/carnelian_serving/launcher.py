@@ -22,7 +22,7 @@ from carnelian_serving import METRICS_VARIABLE, THREADS_VARIABLE
 from carnelian_serving.addresses import find_address, first_on, held_ports, open_to_others, read_addresses
 from carnelian_serving.certificates import check_certificates
 from carnelian_serving.endings import Crash, describe_crash
-from carnelian_serving.environment import FEW_THREADS, KEPT_MEMORY, QUIET, VERTEX_AI_PREFIX
+from carnelian_serving.environment import FEW_THREADS, KEPT_MEMORY, QUIET, STUB_PRELUDE, VERTEX_AI_PREFIX
 from carnelian_serving.errors import ServerError
 from carnelian_serving.installation import Installation, find_installation
 from carnelian_serving.limits import OUT_OF_THREADS
@@ -234,6 +234,9 @@ class Server:
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(VERTEX_AI_PREFIX)}
         environment = {**KEPT_MEMORY, **FEW_THREADS, **QUIET, **inherited, **installation.environment}
         environment["TMPDIR"] = str(scratch)  # DALI writes files there, which a killed stub leaves
+        prelude = scratch / "prelude.sh"
+        prelude.write_text(STUB_PRELUDE)
+        environment["BASH_ENV"] = str(prelude)
         if has_port("metrics", self._triton_options):  # else another server may have the port
             environment[METRICS_VARIABLE] = self.metrics_url
         if self._threads is not None:

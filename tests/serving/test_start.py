@@ -92,6 +92,13 @@ def test_a_port_that_is_taken_elsewhere_than_was_looked_is_told_in_tritons_words
     assert str(error.value).endswith(words)
 
 
+def test_the_current_folder_holds_no_modules_of_the_models(cut_repository, make_server, tmp_path, monkeypatch):
+    (tmp_path / "model.py").write_text("raise RuntimeError('not the backend')")
+    monkeypatch.chdir(tmp_path)
+    with make_server(cut_repository, triton_options=["--log-file=triton.log"]):
+        assert (tmp_path / "triton.log").stat().st_size > 0  # a relative path counts from there all the same
+
+
 def test_a_second_start_takes_any_port_again(cut_repository, make_server):
     server = make_server(cut_repository)
     with pytest.raises(ServerError, match="must be started first"):
