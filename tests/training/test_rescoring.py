@@ -27,7 +27,7 @@ def decoder(tmp_path, character_scores):
 
 
 def decode(clip: np.ndarray, decoder: Decoder, **options):
-    wanted = decoder.read_options(RESCORE | options, Options())
+    wanted = decoder.read_options(RESCORE | options, Options(max_rescore_depth=500))
     return decoder.decode([clip], [wanted])[0]
 
 
@@ -180,7 +180,7 @@ def test_files_that_cannot_be_used_are_named(tmp_path, write_language_model):
         ({"rescore": True}, "rescore must come with decoder beam, but the decoder is greedy"),
         ({"decoder": "beam", "rescore_weight": 1}, "rescore_weight must come with rescore true"),
         ({**RESCORE, "rescore_weight": -1}, "rescore_weight must be a number from 0 to 10, but is -1"),
-        ({**RESCORE, "rescore_depth": 501}, "rescore_depth must be a whole number from 1 to 500"),
+        ({**RESCORE, "rescore_depth": 101}, "rescore_depth must be a whole number from 1 to 100"),
         ({**RESCORE, "rescore_depth": 1.5}, "rescore_depth must be a whole number"),
     ],
 )

@@ -74,7 +74,7 @@ class Options:
     # The largest values that requests may set.
     max_beam_width: int = 500
     max_n_best: int = 100
-    max_rescore_depth: int = 500
+    max_rescore_depth: int = 100
 
     def __post_init__(self) -> None:
         for limit, name in LIMITS.items():
