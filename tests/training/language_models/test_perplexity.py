@@ -10,6 +10,7 @@ import pytest
 import torch
 from carnelian_training.checkpoint import load, load_language_model
 from carnelian_training.cli import main
+from carnelian_training.ctc.language_model import LanguageModel
 from carnelian_training.distributed import Process
 from carnelian_training.language_models.perplexity import (
     WordScores,
@@ -21,6 +22,7 @@ from carnelian_training.language_models.perplexity import (
 )
 from carnelian_training.language_models.task import LanguageModelling
 from carnelian_training.loop.state import new_state
+from carnelian_training.text import LABEL_CHARACTERS
 
 CPU = Process(torch.device("cpu"))
 
@@ -63,6 +65,18 @@ def test_a_process_without_sentences_adds_a_number_of_the_same_type(trained):
     none, one = score_sentences(network, [], 8), score_sentences(network, [[5]], 8)
     assert none.dtype == one.dtype == torch.float64  # for they meet in one sum
     assert none.sum() == 0
+
+
+@pytest.mark.parametrize(
+    "change", [("-1.0\t<unk>", "-inf\t<unk>"), ("-2.0\tking", "-inf\tking"), ("-1.0\t<unk>", "-99\t<unk>")]
+)
+def test_words_are_rated_as_the_decoder_rates_them(tmp_path, change):
+    """A model that gives unknown words a probability of 0 had a perplexity of 1e15 or infinity."""
+    (tmp_path / "lm.arpa").write_text(ARPA.replace(*change))
+    assert change[1] in (tmp_path / "lm.arpa").read_text()
+    text = "king saw the king"
+    model = LanguageModel(tmp_path / "lm.arpa", list(LABEL_CHARACTERS))
+    assert score_words_by_ngrams(tmp_path / "lm.arpa", [text]).log_probs.sum() == pytest.approx(model.rate(text)[0])
 
 
 def test_perplexities_stand_beside_each_other(trained, tmp_path, call):

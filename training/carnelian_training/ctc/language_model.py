@@ -83,26 +83,12 @@ class LanguageModel:
         self.tree, parents, ends = build_tree(codes, len(labels))
         self.word = np.full(len(self.tree), -1, np.int32)
         self.word[ends] = np.arange(len(ends))
-        nowhere, after = kenlm.State(), kenlm.State()
-        self._model.NullContextWrite(nowhere)
         self.best = np.full(len(self.tree), -np.inf)
-        words = [*self._words, "</s>", "<unk>"]
-        log_probs = [_finite(self._model.BaseScore(nowhere, word, after)) for word in words]
-        for word, log_prob in zip(words, log_probs, strict=True):
-            if not log_prob <= 0:  # nor NaN
-                raise LanguageModelError(
-                    f"{path} must give each word a logarithm of 0 at most, but gives {word!r} {log_prob}; make it anew"
-                )
-        *scores, _, unknown = log_probs
+        scores, unknown, offset = rate_words(self._model, self._words, path)
         self.best[ends] = np.multiply(scores, LN_10)
         for state in range(len(parents) - 1, 0, -1):  # deepest first
             self.best[parents[state]] = max(self.best[parents[state]], self.best[state])
-        self._unknown_offset = 0.0  # natural logarithm
-        if unknown <= NEVER:
-            # With a probability of about 0, no boost could make up for a hot word that the model does not know.
-            least = min((score for score in scores if score > NEVER), default=unknown)
-            self._unknown_offset = (least - unknown) * LN_10
-            logger.warning("%s has no <unk>: unknown words get the probability of its least likely one", path)
+        self._unknown_offset = offset * LN_10
         self.best[-1] = unknown * LN_10 + self._unknown_offset
         self._forget()
 
@@ -125,7 +111,7 @@ class LanguageModel:
         if answer is None:
             after = kenlm.State()
             spelled, offset = (self._words[word], 0.0) if word >= 0 else ("<unk>", self._unknown_offset)
-            log_prob = _finite(self._model.BaseScore(self._states[context], spelled, after)) * LN_10 + offset
+            log_prob = finite(self._model.BaseScore(self._states[context], spelled, after)) * LN_10 + offset
             number = self._numbers.setdefault(after, len(self._states))
             if number == len(self._states):
                 self._states.append(after)
@@ -136,16 +122,39 @@ class LanguageModel:
         """Return the natural log-probability of a whole text, its end included, and its number of unknown words."""
         scores = list(self._model.full_scores(self._from_labels(text)))
         unknown = sum(is_unknown for _, _, is_unknown in scores)
-        return sum(_finite(log_prob) for log_prob, _, _ in scores) * LN_10 + unknown * self._unknown_offset, unknown
+        return sum(finite(log_prob) for log_prob, _, _ in scores) * LN_10 + unknown * self._unknown_offset, unknown
 
     def end(self, context: int) -> float:
         """Return the natural log-probability of the sentence's end in a context."""
-        return _finite(self._model.BaseScore(self._states[context], "</s>", kenlm.State())) * LN_10
+        return finite(self._model.BaseScore(self._states[context], "</s>", kenlm.State())) * LN_10
 
 
-def _finite(log_prob: float) -> float:
+def finite(log_prob: float) -> float:
     """Return NEVER for minus infinity, which some toolkits write for 0: at a weight of 0 it would become NaN."""
     return NEVER if log_prob == -math.inf else log_prob
+
+
+def rate_words(model: kenlm.Model, words: Sequence[str], path: Path) -> tuple[list[float], float, float]:
+    """Return decimal logarithms: each word's unigram probability, <unk>'s, and what is to be added to unknown words.
+
+    Raises:
+        LanguageModelError: A probability is above 1, or not a number. `path` is the model's file, for messages.
+    """
+    nowhere, after = kenlm.State(), kenlm.State()
+    model.NullContextWrite(nowhere)
+    marked = [*words, "</s>", "<unk>"]
+    log_probs = [finite(model.BaseScore(nowhere, word, after)) for word in marked]
+    for word, log_prob in zip(marked, log_probs, strict=True):
+        if not log_prob <= 0:  # nor NaN
+            raise LanguageModelError(
+                f"{path} must give each word a logarithm of 0 at most, but gives {word!r} {log_prob}; make it anew"
+            )
+    *scores, _, unknown = log_probs
+    if unknown > NEVER:
+        return scores, unknown, 0.0
+    # With a probability of about 0, no boost could make up for a hot word that the model does not know.
+    logger.warning("%s has no <unk>: unknown words get the probability of its least likely one", path)
+    return scores, unknown, min((score for score in scores if score > NEVER), default=unknown) - unknown
 
 
 def read_ngrams(path: Path) -> tuple[kenlm.Model, list[str]]:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from carnelian_training.ctc.language_model import match_case, read_ngrams
+from carnelian_training.ctc.language_model import LN_10, finite, match_case, rate_words, read_ngrams
 from carnelian_training.distributed import Process
 from carnelian_training.language_models.tokens import END, UNKNOWN, Tokenizer
 from carnelian_training.models.network import evaluating
@@ -94,9 +94,10 @@ def score_words_by_ngrams(path: Path, sentences: Sequence[str]) -> WordScores:
     """
     model, words = read_ngrams(path)
     _, spelled = match_case(words, sorted(set().union(*sentences)))
+    *_, offset = rate_words(model, words, path)
     found = [score for sentence in sentences for score in model.full_scores(spelled(sentence))]
-    log10 = np.array([log_prob for log_prob, _, _ in found])
-    return WordScores(log10 * math.log(10), np.array([not is_unknown for _, _, is_unknown in found], bool))
+    log10 = np.array([finite(log_prob) + is_unknown * offset for log_prob, _, is_unknown in found])
+    return WordScores(log10 * LN_10, np.array([not is_unknown for _, _, is_unknown in found], bool))
 
 
 def score_sentences(network: TransformerXl, sentences: Sequence[Sequence[int]], segment: int) -> Tensor:
