@@ -22,13 +22,19 @@ NGRAMS = Path(__file__).parents[2] / "model_repository" / "quartznet_demo_ctc" /
 
 @pytest.mark.parametrize(
     ("vocabulary", "message"),
-    [(["a", "naïve", "c3"], r"'3' in 'c3', 'c' in 'c3', .*'ï' in 'naïve'"), (["a", "AB"], r"'A' in 'AB', 'B' in 'AB'")],
+    [
+        (["a", "naïve", "c3"], r"'3' in 'c3', 'c' in 'c3', .*'ï' in 'naïve'"),
+        (["a", "AB"], r"'A' in 'AB', 'B' in 'AB'"),
+        (["a", "a\u0308b"], r"hold '\\u0308' in 'a\\u0308b'"),
+        # All letters of the words in capitals were named.
+        (["A", "B", "AB", "aB"], r"come back to it from the labels' case, but these do not: 'aB'$"),
+    ],
 )
 def test_a_language_model_of_another_alphabet_is_refused_with_its_characters(tmp_path, vocabulary, message):
     path = tmp_path / "lm.arpa"
     words = "".join(f"-1.0\t{word}\t0\n" for word in ["<unk>", "<s>", "</s>", *vocabulary])
     counts = f"ngram 1={len(vocabulary) + 3}\nngram 2=1\n"
-    path.write_text(f"\\data\\\n{counts}\n\\1-grams:\n{words}\n\\2-grams:\n-1.0\t<s> a\n\n\\end\\\n")
+    path.write_text(f"\\data\\\n{counts}\n\\1-grams:\n{words}\n\\2-grams:\n-1.0\t<s> {vocabulary[0]}\n\n\\end\\\n")
     with pytest.raises(LanguageModelError, match=message):
         LanguageModel(path, LABELS)
 
@@ -61,9 +67,13 @@ def test_a_language_model_in_either_case_serves_labels_in_the_other(tmp_path, ar
         ("IŞIK ALTIN KADIN", " abcdhiklnrstyzış", "ışık altın kadın"),
         ("IŞIK İKİ", " abcdhiklnrstyzış", "ışık iki"),
         ("ışık iki", " ABCDHIKLNRSTYZİŞ", "IŞIK İKİ"),
+        ("ΛΌΓΟΣ ΣΟΦΌΣ ΈΝΑ", " αγελνοσφέό", "λόγοσ σοφόσ ένα"),
+        ("λόγος σοφός ένα σ'", " αγελνοσφέό'", "λόγοσ σοφόσ ένα σ'"),
+        ("λόγος σοφός ένα", " αγελνοσςφέό", "λόγος σοφός ένα"),
+        ("λόγος σοφός ένα", " ΑΓΕΛΝΟΣΦΈΌ", "ΛΌΓΟΣ ΣΟΦΌΣ ΈΝΑ"),
     ],
 )
-def test_a_turkish_language_model_in_the_other_case_keeps_both_letters_i(words, labels, spelled):
+def test_a_language_model_keeps_its_letters_i_and_sigma(words, labels, spelled):
     to_labels, from_labels = match_case(words.split(), list(labels))
     assert to_labels(words) == spelled
     assert from_labels(spelled) == words

@@ -104,6 +104,8 @@ def test_kept_hot_words_have_a_bounded_size(lists_built, monkeypatch):
         (" no\u0301", "nón", "no\u0301n"),
         (" \u09df", "\u09af\u09bc", "\u09df"),
         ("ış k", "IŞIK", "ışık"),
+        ("ışk i", "i\u0307şık", "işık"),
+        ("IŞKİ ", "i\u0307şık", "İŞIK"),
         (" 'hats", "hat\u2019s", "hat's"),
         (" şiled", "Şişli\u2019de", "şişlide"),
         (" иза-", "из\u2011за", "из-за"),

@@ -18,6 +18,7 @@ from carnelian_training.checks import (
 )
 from carnelian_training.config_errors import ConfigError
 from carnelian_training.config_tree import validated
+from carnelian_training.ctc.spelling import quote
 from carnelian_training.data.span_masks import SpanMaskConfig
 from carnelian_training.features import FeatureSettings
 from carnelian_training.front_end import Features, channels
@@ -33,7 +34,7 @@ from carnelian_training.models.jasper import JasperConfig
 from carnelian_training.models.pretraining import PretrainingConfig
 from carnelian_training.models.quartznet import QuartzNetConfig
 from carnelian_training.models.wav2vec2 import Wav2Vec2Config
-from carnelian_training.text import LABEL_CHARACTERS, quote
+from carnelian_training.text import LABEL_CHARACTERS
 from carnelian_training.waveform import WaveformSettings
 
 LABELS = tuple(LABEL_CHARACTERS)

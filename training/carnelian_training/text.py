@@ -127,11 +127,6 @@ def to_given_labels(text: str, labels: str) -> str | None:
     return text if text and set(text) <= {*labels, " "} else None
 
 
-def quote(text: str) -> str:
-    """Quote text for a message; combining accents are escaped, as they look like composed ones or sit on neighbours."""
-    return "".join(c.encode("unicode_escape").decode() if unicodedata.combining(c) else c for c in repr(text))
-
-
 def _spell_abbreviation(match: re.Match[str]) -> str:
     found = match[1] or match[2]
     said = ABBREVIATIONS[found.lower()]

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from .spelling import quote
+
 Table = npt.NDArray[np.int32]
 
 
@@ -23,8 +25,9 @@ def encode(words: Sequence[str], labels: Sequence[str]) -> Table:
         except KeyError:
             foreign |= {character: word for character in word if character not in numbers and character not in foreign}
     if foreign:
-        # Shortened, because a server sends only short messages.
-        found = ", ".join(f"{character!r} in {word.strip()!r:.32}" for character, word in sorted(foreign.items())[:20])
+        # Shortened, because a server sends only short messages. Hot words stand between spaces.
+        named = [f"{quote(character)} in {quote(word.strip(' ')):.32}" for character, word in sorted(foreign.items())]
+        found = ", ".join(named[:20])
         raise ValueError(f"words must be of the model's labels, {''.join(labels)!r:.200}, but hold {found}")
     return codes
 

@@ -9,7 +9,9 @@ APOSTROPHES = "'\u2019\u2018\u201b\u02bb\u02bc`\u00b4\u2032\uff07\u05f3"
 HYPHENS = "-\u2010\u2011"
 """The characters that are written as hyphens."""
 _DOTLESS_I = "\N{LATIN SMALL LETTER DOTLESS I}"
-_SIGMA, _FINAL_SIGMA = "\N{GREEK SMALL LETTER SIGMA}", "\N{GREEK SMALL LETTER FINAL SIGMA}"
+_DOTTED_I = "i\N{COMBINING DOT ABOVE}"
+"""What `str.lower` makes of İ."""
+SIGMA, FINAL_SIGMA = "\N{GREEK SMALL LETTER SIGMA}", "\N{GREEK SMALL LETTER FINAL SIGMA}"
 
 
 @lru_cache(4)
@@ -30,18 +32,13 @@ def speller(labels: tuple[str, ...]) -> Callable[[str], str]:
         change_case = lower
     elif not any(map(str.islower, labels)):
         change_case = upper
-    # `lower` makes a final sigma at the end of a word.
-    has_one_sigma = change_case is lower and _SIGMA in known and _FINAL_SIGMA not in known
 
     def spell(text: str) -> str:
         text = unicodedata.normalize("NFC", text).translate(marks)
         # Soft hyphens and direction marks are removed; a zero-width space separates words, as in Khmer.
         for unseen in (c for c in set(text) - known if unicodedata.category(c) == "Cf"):
             text = text.replace(unseen, " " if unseen == "\u200b" else "")
-        text = change_case(text)
-        if has_one_sigma:
-            text = text.replace(_FINAL_SIGMA, _SIGMA)
-        text = unicodedata.normalize("NFC", text)  # `upper` decomposes some characters
+        text = unicodedata.normalize("NFC", change_case(text))  # `upper` decomposes some characters
         for composed, label in apart.items():
             text = text.replace(composed, label)
         marked = {character: unicodedata.normalize("NFD", character) for character in set(text) - known}
@@ -54,15 +51,27 @@ def choose_cases(labels: Sequence[str]) -> tuple[Callable[[str], str], Callable[
     """Return the functions for lower and upper case, Python's own where the labels need no others.
 
     Turkish labels have two letters i, each with its own capital. A capital ß among the labels is that of ß, which is
-    SS otherwise.
+    SS otherwise. Greek labels may have one small sigma for all places in a word.
     """
     capitals = str.maketrans({"ß": "ẞ"} if "ẞ" in labels else {})
+    if has_one_sigma(labels):
+        return lambda text: text.lower().replace(FINAL_SIGMA, SIGMA), str.upper
     if _DOTLESS_I not in labels and "İ" not in labels:
         return str.lower, (lambda text: text.translate(capitals).upper()) if capitals else str.upper
     return (
-        lambda text: text.replace("I", _DOTLESS_I).replace("İ", "i").lower(),
-        lambda text: text.replace("i", "İ").translate(capitals).upper(),
+        lambda text: text.replace(_DOTTED_I, "i").replace("I", _DOTLESS_I).replace("İ", "i").lower(),
+        lambda text: text.replace(_DOTTED_I, "i").replace("i", "İ").translate(capitals).upper(),
     )
+
+
+def has_one_sigma(labels: Sequence[str]) -> bool:
+    """Whether σ is a label and ς, which is written at the end of a word, is none."""
+    return SIGMA in labels and FINAL_SIGMA not in labels
+
+
+def quote(text: str) -> str:
+    """Quote text for a message; combining accents are escaped, as they look like composed ones or sit on neighbours."""
+    return "".join(c.encode("unicode_escape").decode() if unicodedata.combining(c) else c for c in repr(text))
 
 
 def _own_marks(labels: tuple[str, ...]) -> Mapping[int, str]:

@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 from carnelian_training.config import Config
 from carnelian_training.ctc.alignment import least_frames
-from carnelian_training.ctc.spelling import choose_cases
+from carnelian_training.ctc.spelling import choose_cases, quote
 from carnelian_training.data.manifest import Clip
 from carnelian_training.features import SAMPLE_RATE_HZ
-from carnelian_training.text import quote, to_given_labels
+from carnelian_training.text import to_given_labels
 
 SILENT_RMS = 10 ** (-90 / 20)
 """The root mean square, relative to full scale 1, below which a clip is silent: above a 16-bit recording of which only

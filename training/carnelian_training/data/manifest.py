@@ -12,8 +12,9 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
+from carnelian_training.ctc.spelling import quote
 from carnelian_training.replacement import replaced
-from carnelian_training.text import quote, to_given_labels
+from carnelian_training.text import to_given_labels
 
 logger = logging.getLogger(__name__)
 

@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from carnelian_training.config import AugmentConfig, Config
+from carnelian_training.ctc.spelling import quote
 from carnelian_training.data.acoustics import UNDISTURBED, Disturbance, Sounds
 from carnelian_training.data.defects import alignment_defect, duration_defect, planned_frames, text_defect
 from carnelian_training.data.manifest import Clip
 from carnelian_training.distributed import is_first
-from carnelian_training.text import quote
 
 logger = logging.getLogger(__name__)
 

@@ -8,6 +8,7 @@ import logging
 import math
 import mmap
 import os
+import re
 import tempfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +19,7 @@ import kenlm
 import numpy as np
 
 from .prefix_tree import build_tree, encode
-from .spelling import choose_cases
+from .spelling import FINAL_SIGMA, SIGMA, choose_cases, has_one_sigma, quote
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +73,9 @@ class LanguageModel:
         try:
             codes = encode(spelled, labels)
         except ValueError as error:
-            raise LanguageModelError(f"{path} does not fit the recogniser: {error}") from error
+            raise LanguageModelError(
+                f"{path} does not fit the recogniser: {_in_no_case(self._words, labels) or error}"
+            ) from error
         absent = sorted(set(filter(str.isalpha, labels)) - set("".join(spelled)))
         if absent and len(spelled) >= MANY_WORDS:
             logger.warning(
@@ -176,12 +179,38 @@ def read_ngrams(path: Path) -> tuple[kenlm.Model, list[str]]:
 
 def match_case(words: Sequence[str], labels: Sequence[str]) -> tuple[Callable[[str], str], Callable[[str], str]]:
     """Return two functions: one spells the model's words in the labels' case, the other a text in the model's case."""
-    lower, upper = choose_cases(labels)
-    if not any(map(str.isupper, labels)) and all(upper(word) == upper(lower(word)) == word for word in words):
-        return lower, upper
-    if not any(map(str.islower, labels)) and all(lower(upper(word)) == word for word in words):
-        return upper, lower
+    for to_labels, from_labels in _case_changes(labels):
+        if all(_comes_back(word, to_labels, from_labels) for word in words):
+            return to_labels, from_labels
     return str, str
+
+
+def _case_changes(labels: Sequence[str]) -> Iterator[tuple[Callable[[str], str], Callable[[str], str]]]:
+    lower, upper = choose_cases(labels)
+    if not any(map(str.isupper, labels)):
+        yield lower, upper
+        if has_one_sigma(labels):
+            yield lower, _end_words_in_final_sigma
+    if not any(map(str.islower, labels)):
+        yield upper, lower
+
+
+def _comes_back(word: str, to_labels: Callable[[str], str], from_labels: Callable[[str], str]) -> bool:
+    return from_labels(word) == from_labels(to_labels(word)) == word
+
+
+def _end_words_in_final_sigma(text: str) -> str:
+    return re.sub(rf"(?<=\w){SIGMA}(?!\w)", FINAL_SIGMA, text)
+
+
+def _in_no_case(words: Sequence[str], labels: Sequence[str]) -> str:
+    """Say which words keep a model from being used in the labels' case if most words fit it; else return ""."""
+    for to_labels, from_labels in _case_changes(labels):
+        others = [word for word in words if not _comes_back(word, to_labels, from_labels)]
+        if 0 < 2 * len(others) < len(words):
+            found = ", ".join(f"{quote(word):.32}" for word in others[:20])
+            return f"words must be in one case, and come back to it from the labels' case, but these do not: {found}"
+    return ""
 
 
 @contextmanager
