@@ -236,6 +236,19 @@ def test_minus_infinity_means_never(tmp_path, arpa, line):
     assert infinity == pytest.approx(never, abs=1.0)  # -99 becomes a little less by a backoff
 
 
+def test_white_space_of_unicode_is_part_of_a_word_as_for_kenlm(tmp_path, arpa):
+    """It was lost, so the model did not know its own word."""
+    arpa.write_text(arpa.read_text().replace("ab", "ab\u00a0"), encoding="utf-8")
+    with pytest.raises(LanguageModelError, match=r"'\\xa0' in 'ab\\xa0'"):
+        LanguageModel(arpa, LABELS)
+
+
+def test_a_byte_order_mark_is_named(arpa):
+    arpa.write_text(arpa.read_text(), encoding="utf-8-sig")
+    with pytest.raises(LanguageModelError, match="must begin without a byte order mark"):
+        LanguageModel(arpa, LABELS)
+
+
 def test_a_small_file_that_would_fill_the_disk_is_refused_before_it_is_unpacked(tmp_path):
     path = tmp_path / "lm.arpa.gz"
     path.write_bytes(gzip.compress(b"\n" * (1 << 24)))

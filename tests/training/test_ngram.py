@@ -1,3 +1,4 @@
+import gzip
 import json
 import random
 import subprocess
@@ -273,6 +274,7 @@ def test_labels_without_a_space_have_no_words(text, tmp_path, build):
         ("naïve".encode(), "1 cannot be written in the labels"),
         (b"one sentence", "beside the one that is kept out"),
         (b"\xff\xfe", "text.txt must be text"),
+        (gzip.compress(b"one sentence", mtime=0), "text.txt must be text in UTF-8, but is packed; unpack it: gzip -d"),
     ],
 )
 def test_what_holds_no_sentences_says_so(tmp_path, build, content, message):

@@ -3,6 +3,7 @@
 This module keeps the model's vocabulary as a prefix tree, and a cache of KenLM's answers.
 """
 
+import codecs
 import gzip
 import logging
 import math
@@ -217,9 +218,12 @@ def _in_no_case(words: Sequence[str], labels: Sequence[str]) -> str:
 def _unpacked(path: Path) -> Iterator[Path]:
     """Give the path of the file, or of an unpacked copy if it is a .gz, which KenLM's wheels cannot read."""
     with path.open("rb") as packed:
-        if packed.read(2) != b"\x1f\x8b":
-            yield path
-            return
+        start = packed.read(len(codecs.BOM_UTF8))
+    if start == codecs.BOM_UTF8:
+        raise LanguageModelError(f"{path} must begin without a byte order mark, but has one; save it as UTF-8 without")
+    if not start.startswith(b"\x1f\x8b"):
+        yield path
+        return
     with tempfile.NamedTemporaryFile(suffix=".arpa") as plain, gzip.open(path) as content:
         size = path.stat().st_size
         while part := content.read(SMALL):
@@ -251,7 +255,7 @@ def read_vocabulary(path: Path) -> Iterator[str]:
                 if line.startswith("\\"):
                     return
                 if line.strip():
-                    yield line.split("\t")[1].strip()
+                    yield line.split("\t")[1].strip(" \t\r\n")  # KenLM keeps other white space
         return
     # A KenLM binary ends with the words, each zero-terminated; <unk> is the first.
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
