@@ -169,6 +169,16 @@ def test_limits_of_a_model_that_do_not_fit_its_defaults_are_refused(parameters, 
         Decoder(LABELS, 0.02).change_options(parameters)
 
 
+def test_a_boost_is_of_hot_words():
+    decoder = Decoder(LABELS, 0.02)
+    model = decoder.change_options({"hotword_boost": 9, "decoder": "beam"})
+    with pytest.raises(OptionError, match="hotword_boost must come with hotwords, but there are none"):
+        decoder.read_options({"hotword_boost": 5}, model)
+    assert decoder.read_options({"hotword_boost": 5, "hotwords": []}, model).hotword_boost == 5
+    expecting = decoder.change_options({"hotwords": ["a"], "decoder": "beam"})
+    assert decoder.read_options({"hotword_boost": 5}, expecting).hotword_boost == 5
+
+
 def test_of_several_mistakes_the_same_one_is_named_whatever_their_order():
     decoder = Decoder(LABELS, 0.02)
     for mistakes in ({"n_best": 0, "beam_width": 0}, {"beam_width": 0, "n_best": 0}):

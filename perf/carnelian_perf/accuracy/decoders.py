@@ -130,7 +130,7 @@ def measure(
     decoder = build_decoder(config, language_model)
     usual = decoder.change_options(weights)
     for boost in boosts:
-        decoder.read_options({"decoder": "beam", "hotword_boost": str(boost)}, usual)
+        decoder.read_options({"decoder": "beam", "hotwords": [], "hotword_boost": str(boost)}, usual)
     log_probs = score_all(network, config, clips)
     batch = make_batch(log_probs, frame_duration_s(config))
     references = single_spaced(clip.text for clip in clips)

@@ -115,6 +115,8 @@ def read_options(
         if options.decoder not in users:
             wanted = f"must come with decoder {' or '.join(users)}" if users else "needs a decoder that is not there"
             raise OptionError(f"{name} {wanted}, but the decoder is {options.decoder}")
+        if name == "hotword_boost" and not options.hotwords and "hotwords" not in parameters:
+            raise OptionError("hotword_boost must come with hotwords, but there are none")
         if name in _RESCORING_ONLY and not options.rescore:
             raise OptionError(f"{name} must come with rescore true, but rescore is false")
     return options
