@@ -98,8 +98,11 @@ def test_references_in_capitals_are_named(tmp_path, call):
     clip = read_manifest(CLIPS)[0]
     write_manifest(tmp_path / "clips.jsonl", [dataclasses.replace(clip, text=clip.text.upper())])
     arguments = [DEMO, tmp_path / "clips.jsonl", "--lm", NGRAMS, "--out", tmp_path / "weights.json"]
-    _, _, err = call(main, "weigh", *arguments)
+    status, _, err = call(main, "weigh", *arguments)
+    assert status == 1
     assert "1 of 1 references hold characters outside the labels" in err
+    assert "references must have words in the labels" in err
+    assert not (tmp_path / "weights.json").exists()
 
 
 @pytest.mark.parametrize("content", ["[]", '{"options": 5}', '{"options": [1]}', "{", '{"lm_weight": 1}'])

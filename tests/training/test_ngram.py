@@ -143,6 +143,16 @@ def test_a_transcript_of_few_words_is_left_out_too(tmp_path):
 
 
 @needs_kenlm
+def test_words_that_are_not_divided_are_warned_of(tmp_path, build):
+    sentences = {"".join(random.Random(seed).choices("abcde", k=12)) for seed in range(300)}
+    (tmp_path / "text.txt").write_text("\n".join(sorted(sentences)))
+    status, out, err = build(tmp_path / "text.txt", tmp_path / "lm.klm", "--prune", "0,0,0")
+    assert status == 0, err
+    assert "100.00% of their words unknown" in out
+    assert "of the held-out words should be known, but 100 % are unknown" in err
+
+
+@needs_kenlm
 def test_other_languages_are_written_in_the_recognisers_labels(tmp_path, build):
     labels = LABEL_CHARACTERS + "äöüß"
     sentences = [f"Der {noun} hört das {other}." for noun in ("König", "Bär", "Löwe") for other in ("Pferd", "Mädchen")]

@@ -5,6 +5,7 @@ report with its perplexity. KenLM's own programs estimate the model (modified Kn
 """
 
 import json
+import logging
 import re
 import shutil
 import signal
@@ -20,6 +21,8 @@ from carnelian_training.ctc.language_model import read_ngrams
 from carnelian_training.language_models.sentences import divide
 from carnelian_training.replacement import replaced, write_text
 from carnelian_training.synthesis.texts import Source
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +97,12 @@ def build_ngram(
             perplexity = float(_find(r"Perplexity including OOVs:\s*(\S+)", said))
             num_unknown = int(_find(r"OOVs:\s*(\d+)\s*$", said))
             num_known = len(read_ngrams(partial)[1])  # fewer than `known` if single words are pruned
-    num_words = sum(len(sentence.split()) for sentence in text.held_out)
+    unknown_share = num_unknown / max(sum(len(sentence.split()) for sentence in text.held_out), 1)
+    if unknown_share > 0.5:
+        logger.warning(
+            "most of the held-out words should be known, but %.0f %% are unknown: give more text, with spaces in it",
+            100 * unknown_share,
+        )
     report = NgramReport(
         texts=[source.name for source in sources],
         exclude=[str(manifest) for manifest in exclude],
@@ -108,7 +116,7 @@ def build_ngram(
         excluded=text.excluded,
         held_out_sentences=len(text.held_out),
         perplexity=round(perplexity, 2),
-        unknown_share=round(num_unknown / max(num_words, 1), 4),
+        unknown_share=round(unknown_share, 4),
         bytes=target.stat().st_size,
     )
     write_text(target.with_suffix(".json"), json.dumps(asdict(report), indent=2, ensure_ascii=False) + "\n")
