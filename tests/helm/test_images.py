@@ -92,6 +92,16 @@ def test_everything_that_is_installed_has_a_hash_or_is_built_here(path):
         assert ours or "--require-hashes" in command or "--no-deps --no-index" in command, command
 
 
+def test_pip_and_what_came_with_it_are_uninstalled_last(image, dockerfile):
+    """Files deleted by hand left setuptools and pip's own commands behind."""
+    if image == "serving":  # NVIDIA's own environment
+        return
+    names = "pip" if "setuptools" in pins(image) else "setuptools pip"
+    build, _, final = dockerfile.rpartition("\nFROM ")
+    assert build.rstrip().endswith(f" && /opt/carnelian/bin/pip uninstall -q -y {names}")
+    assert "pip" not in final
+
+
 def normalise(name: str) -> str:
     return re.sub(r"[._]", "-", name.lower())
 
