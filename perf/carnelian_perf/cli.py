@@ -16,8 +16,14 @@ from carnelian_perf.sweeps import cli as sweeps
 from carnelian_perf.traffic import cli as traffic
 from carnelian_perf.training import cli as training
 
-INSTALL = "pip install -e serving -e training -e export -e client -e 'perf[batching,memory,sweep,training,words]'"
-"""Brings what all commands need."""
+EXTRAS = {
+    "sweep": ("sweep", "report"),
+    "memory": ("first-request", "memory"),
+    "batching": ("batching", "mixed", "tune", "overhead", "infer", "int8"),
+    "training": ("training", "hourglass", "loading", "decoding", "held-out"),
+    "words": ("words",),
+}
+"""The commands for which an extra brings what they need."""
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, no_args_is_help=True)
 for commands in (sweeps, inference, traffic, server, accuracy, training):
@@ -58,9 +64,17 @@ def main() -> None:
     try:
         app()
     except ModuleNotFoundError as error:
-        _fail(f"{error.name} is needed for this; in a clone of Carnelian, run `{INSTALL}`", error)
+        install = f"pip install 'carnelian-perf[{_choose_extra(error.name or '')}]'"
+        _fail(f"{error.name} is needed for this; install it with: {install}", error)
     except (ValueError, OSError, RuntimeError) as error:
         _fail(str(error) or type(error).__name__, error)
+
+
+def _choose_extra(missing: str) -> str:
+    command = sys.argv[1] if len(sys.argv) > 1 else ""
+    extra = next((extra for extra, commands in EXTRAS.items() if command in commands), "batching")
+    # Any command may be asked to serve random weights, which takes an export.
+    return "batching" if missing.startswith("carnelian_export") and extra != "training" else extra
 
 
 def _fail(message: str, cause: Exception) -> None:

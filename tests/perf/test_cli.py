@@ -12,7 +12,7 @@ from unittest.mock import Mock
 import pytest
 import typer.main
 from carnelian_perf import networks
-from carnelian_perf.cli import INSTALL, app, main
+from carnelian_perf.cli import EXTRAS, app, main
 from carnelian_perf.options import check_writable
 from carnelian_perf.output import RESULTS
 from carnelian_training import command_options
@@ -239,13 +239,35 @@ def test_commands_of_the_extra_training_need_no_server():
     assert subprocess.run(command, capture_output=True, text=True, check=False).stderr == ""
 
 
-def test_missing_library_is_answered_with_what_brings_it(call, monkeypatch):
+def test_missing_library_is_answered_with_the_extra_that_brings_it(call, monkeypatch):
     monkeypatch.setitem(sys.modules, "psutil", None)
     monkeypatch.delitem(sys.modules, "carnelian_perf.server.memory", raising=False)
     status, _, err = call(main, "memory")
     assert status == 1
-    assert err == f"carnelian-perf: psutil is needed for this; in a clone of Carnelian, run `{INSTALL}`\n"
-    assert INSTALL in (ROOT / "perf/README.md").read_text()
+    assert err == "carnelian-perf: psutil is needed for this; install it with: pip install 'carnelian-perf[memory]'\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "missing", "extra"),
+    [
+        ("infer", "onnx", "batching"),
+        ("hourglass", "carnelian_export", "training"),
+        ("sweep", "carnelian_serving", "sweep"),
+        ("sweep", "carnelian_export", "batching"),  # of a grid with random weights
+        ("accuracy", "carnelian_export", "batching"),
+    ],
+)
+def test_an_extra_is_that_of_the_command_or_brings_the_export(command, missing, extra, call, monkeypatch):
+    error = ModuleNotFoundError(name=missing)
+    monkeypatch.setattr("carnelian_perf.cli.app", Mock(side_effect=error))
+    assert f"'carnelian-perf[{extra}]'" in call(main, command)[2]
+
+
+def test_the_page_has_the_same_commands_for_each_extra():
+    rows = re.findall(r"^\| `([a-z]+)` \| (.+?) \|", (ROOT / "perf" / "README.md").read_text(), re.MULTILINE)
+    on_page = {extra: set(re.findall(r"`([a-z0-9-]+)`", commands)) for extra, commands in rows}
+    assert {extra: on_page[extra] for extra in EXTRAS} == {extra: set(names) for extra, names in EXTRAS.items()}
+    assert {name for names in EXTRAS.values() for name in names} < typer.main.get_command(app).commands.keys()
 
 
 @pytest.mark.parametrize("distribution", ["carnelian_export", "carnelian_perf", "carnelian_training"])
