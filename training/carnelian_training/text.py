@@ -68,6 +68,13 @@ _QUOTE = re.compile(r"(?<![a-z])'+(?=[a-z])")
 _NO_LETTER_AROUND = re.compile(r"(?<![a-z])'|'(?![a-z])")
 _NO_POSSESSIVE = re.compile(r"(?<![a-z])'|(?<!s)'(?![a-z])")
 
+# Armenian puts these marks over a vowel. Catalan has a point within words (col·legi), Swedish a colon (EU:s).
+_WITHIN_WORDS = re.compile(
+    r"[\u055b\u055c\u055e]|(?<=[^\W\d_])\u00b7(?=[^\W\d_])|(?<=[A-Za-z\u00c0-\u024f]):(?=[A-Za-z\u00c0-\u024f])"
+)
+# Older texts write a Malayalam letter as three characters, the last one invisible. Unicode does not equate the two.
+_CHILLUS = {f"{letter}\u0d4d\u200d": chillu for letter, chillu in zip("ണനരലളക", "ൺൻർൽൾൿ", strict=True)}
+
 # Gershayim mark a Hebrew acronym before its last letter; most texts have quotation marks in their place.
 _GERSHAYIM = re.compile("(?<=[\u05d0-\u05ea])(?:[\"\u05f4\u201d\u201c\u201e]|'')(?=[\u05d0-\u05ea])")
 
@@ -108,23 +115,30 @@ def to_given_labels(text: str, labels: str) -> str | None:
     Args:
         text: any text. It gets the labels' case and Unicode form. Punctuation and invisible characters that are not
             labels are dropped, except punctuation that is read out, such as & and %: an apostrophe within a word joins
-            its parts (Turkish İzmir'de, Ukrainian п'ять), as do gershayim in Hebrew; other marks divide words. A hyphen
-            that is a label stays within words alone.
+            its parts (Turkish İzmir'de, Ukrainian п'ять), as do gershayim in Hebrew, a point in Catalan and a colon in
+            Swedish; other marks divide words. A hyphen that is a label stays within words alone.
         labels: the labels, one character each.
 
     Returns:
-        Words with one space between them; None if the text has other letters or symbols, or no word at all.
+        Words with one space between them, or none if the space is no label; None if the text has other letters or
+        symbols, or no word at all.
     """
     # An apostrophe that is not a letter (in Uzbek and Hawaiian some are letters) is a quotation mark unless it stands
     # between letters.
     quotes = "".join(sorted(mark for mark in APOSTROPHES if not (mark in labels and mark.isalpha())))
     text = _GERSHAYIM.sub(next((mark for mark in '"\u05f4' if mark in labels), ""), unicodedata.normalize("NFC", text))
     text = re.sub(rf"(?<!\w)[{quotes}]+|[{quotes}]+(?!\w)|[{HYPHENS}]{{2,}}", " ", text)
-    text = speller(tuple(labels))(text)
+    if "ŀ" not in labels.lower():
+        text = text.replace("ŀ", "l·").replace("Ŀ", "L·")
+    if "\u200d" not in labels:
+        for written, chillu in _CHILLUS.items():
+            text = text.replace(written, chillu)
+    text = _WITHIN_WORDS.sub(lambda mark: mark[0] if mark[0] in labels else "", speller(tuple(labels))(text))
     outside = {mark for mark in set(text) - set(labels) - _READ_OUT if unicodedata.category(mark).startswith("P")}
     words = text.translate(dict.fromkeys(map(ord, outside), " ")).split()
-    text = " ".join(filter(None, (word.strip(HYPHENS) for word in words)))  # a hyphen of its own is a dash, and silent
-    return text if text and set(text) <= {*labels, " "} else None
+    between = " " if " " in labels else ""
+    text = between.join(filter(None, (word.strip(HYPHENS) for word in words)))  # a hyphen of its own is a silent dash
+    return text if text and set(text) <= set(labels) else None
 
 
 def _spell_abbreviation(match: re.Match[str]) -> str:
