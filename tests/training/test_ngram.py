@@ -237,6 +237,13 @@ def test_wrapped_lines_are_joined_to_paragraphs(tmp_path, paragraphs, between):
     assert list(read_text_file(tmp_path / "text.txt")) == paragraphs
 
 
+@pytest.mark.parametrize("line_end", ["\r\n", "\r"])
+def test_any_line_ends_divide_lines(tmp_path, line_end):
+    text = "The road was long,\nand dark.\n\nHe slept.\n\nNobody\ncame."
+    (tmp_path / "text.txt").write_bytes(text.replace("\n", line_end).encode())
+    assert list(read_text_file(tmp_path / "text.txt")) == text.split("\n\n")
+
+
 def test_a_byte_order_mark_takes_no_sentence(tmp_path):
     (tmp_path / "text.txt").write_text("\ufeffyes sir\nno sir\n", encoding="utf-8")
     assert list(read_text(choose_sources([str(tmp_path / "text.txt")]))) == ["yes sir", "no sir"]

@@ -70,11 +70,11 @@ def read_text_file(path: Path) -> Iterator[str]:
     Raises:
         ValueError: The file is not text in UTF-8.
     """
-    content = path.read_bytes()
-    if content.startswith(b"\x1f\x8b"):
-        raise ValueError(f"{path} must be text in UTF-8, but is packed; unpack it: gzip -d")
+    with path.open("rb") as file:
+        if file.read(2) == b"\x1f\x8b":
+            raise ValueError(f"{path} must be text in UTF-8, but is packed; unpack it: gzip -d")
     try:
-        text = content.decode("utf-8-sig").strip()  # an empty last line divides nothing
+        text = path.read_text(encoding="utf-8-sig").strip()  # an empty last line divides nothing
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} must be text in UTF-8, but is not: {error}") from error
     blocks = re.split(r"\n\s*\n", text)
