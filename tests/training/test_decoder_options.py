@@ -169,6 +169,11 @@ def test_limits_of_a_model_that_do_not_fit_its_defaults_are_refused(parameters, 
         Decoder(LABELS, 0.02).change_options(parameters)
 
 
+def test_a_default_may_be_what_the_limit_set_with_it_allows():
+    options = Decoder(LABELS, 0.02).change_options({"max_rescore_depth": 300, "rescore_depth": 200})
+    assert (options.max_rescore_depth, options.rescore_depth) == (300, 200)
+
+
 def test_a_boost_is_of_hot_words():
     decoder = Decoder(LABELS, 0.02)
     model = decoder.change_options({"hotword_boost": 9, "decoder": "beam"})

@@ -147,7 +147,8 @@ def change_options(
         elif name == "rescore":
             changes[name] = _rescore(value, can_rescore)
         else:
-            changes[name] = _number(name, value, getattr(defaults, f"max_{name}", RANGES[name][1]))
+            is_limited = f"max_{name}" in LIMITS and f"max_{name}" not in names
+            changes[name] = _number(name, value, getattr(defaults, f"max_{name}") if is_limited else RANGES[name][1])
     return replace(defaults, **changes)
 
 
