@@ -21,22 +21,24 @@ NGRAMS = Path(__file__).parents[2] / "model_repository" / "quartznet_demo_ctc" /
 
 
 @pytest.mark.parametrize(
-    ("vocabulary", "message"),
+    ("labels", "vocabulary", "message"),
     [
-        (["a", "naïve", "c3"], r"'3' in 'c3', 'c' in 'c3', .*'ï' in 'naïve'"),
-        (["a", "AB"], r"'A' in 'AB', 'B' in 'AB'"),
-        (["a", "a\u0308b"], r"hold '\\u0308' in 'a\\u0308b'"),
+        (LABELS, ["a", "naïve", "c3"], r"'3' in 'c3', 'c' in 'c3', .*'ï' in 'naïve'"),
+        (LABELS, ["a", "AB"], r"'A' in 'AB', 'B' in 'AB'"),
+        (LABELS, ["a", "a\u0308b"], r"hold '\\u0308' in 'a\\u0308b'"),
         # All letters of the words in capitals were named.
-        (["A", "B", "AB", "aB"], r"come back to it from the labels' case, but these do not: 'aB'$"),
+        (LABELS, ["A", "B", "AB", "aB"], r"come back to it from the labels' case, but these do not: 'aB'$"),
+        # No case would help: "ab" was named alone.
+        ([" ", "你", "好"], ["你", "好", "龘", "ab"], "hold 'A' in 'AB', 'B' in 'AB', '龘' in '龘'"),
     ],
 )
-def test_a_language_model_of_another_alphabet_is_refused_with_its_characters(tmp_path, vocabulary, message):
+def test_a_language_model_of_another_alphabet_is_refused_with_its_characters(tmp_path, labels, vocabulary, message):
     path = tmp_path / "lm.arpa"
     words = "".join(f"-1.0\t{word}\t0\n" for word in ["<unk>", "<s>", "</s>", *vocabulary])
     counts = f"ngram 1={len(vocabulary) + 3}\nngram 2=1\n"
     path.write_text(f"\\data\\\n{counts}\n\\1-grams:\n{words}\n\\2-grams:\n-1.0\t<s> {vocabulary[0]}\n\n\\end\\\n")
     with pytest.raises(LanguageModelError, match=message):
-        LanguageModel(path, LABELS)
+        LanguageModel(path, labels)
 
 
 def test_a_language_model_of_words_needs_a_label_between_them(arpa):
@@ -243,10 +245,12 @@ def test_white_space_of_unicode_is_part_of_a_word_as_for_kenlm(tmp_path, arpa):
         LanguageModel(arpa, LABELS)
 
 
-def test_a_byte_order_mark_is_named(arpa):
+def test_a_byte_order_mark_is_named(tmp_path, arpa):
     arpa.write_text(arpa.read_text(), encoding="utf-8-sig")
-    with pytest.raises(LanguageModelError, match="must begin without a byte order mark"):
-        LanguageModel(arpa, LABELS)
+    (tmp_path / "lm.arpa.gz").write_bytes(gzip.compress(arpa.read_bytes()))
+    for path in (arpa, tmp_path / "lm.arpa.gz"):
+        with pytest.raises(LanguageModelError, match="must begin without a byte order mark"):
+            LanguageModel(path, LABELS)
 
 
 def test_a_small_file_that_would_fill_the_disk_is_refused_before_it_is_unpacked(tmp_path):

@@ -90,7 +90,7 @@ def score_words_by_ngrams(path: Path, sentences: Sequence[str]) -> WordScores:
     """Score words by an n-gram model, an ARPA file or KenLM binary, whose case may differ from the sentences'.
 
     Raises:
-        LanguageModelError: The model cannot be read.
+        LanguageModelError: The model cannot be read, or gives a word a probability above 1 or NaN.
     """
     model, words = read_ngrams(path)
     _, spelled = match_case(words, sorted(set().union(*sentences)))

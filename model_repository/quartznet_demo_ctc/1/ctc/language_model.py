@@ -208,7 +208,7 @@ def _in_no_case(words: Sequence[str], labels: Sequence[str]) -> str:
     """Say which words keep a model from being used in the labels' case if most words fit it; else return ""."""
     for to_labels, from_labels in _case_changes(labels):
         others = [word for word in words if not _comes_back(word, to_labels, from_labels)]
-        if 0 < 2 * len(others) < len(words):
+        if 0 < 2 * len(others) < len(words) and set().union(*map(to_labels, words)) <= set(labels):
             found = ", ".join(f"{quote(word):.32}" for word in others[:20])
             return f"words must be in one case, and come back to it from the labels' case, but these do not: {found}"
     return ""
@@ -218,10 +218,11 @@ def _in_no_case(words: Sequence[str], labels: Sequence[str]) -> str:
 def _unpacked(path: Path) -> Iterator[Path]:
     """Give the path of the file, or of an unpacked copy if it is a .gz, which KenLM's wheels cannot read."""
     with path.open("rb") as packed:
-        start = packed.read(len(codecs.BOM_UTF8))
-    if start == codecs.BOM_UTF8:
-        raise LanguageModelError(f"{path} must begin without a byte order mark, but has one; save it as UTF-8 without")
-    if not start.startswith(b"\x1f\x8b"):
+        is_packed = packed.read(2) == b"\x1f\x8b"
+    with gzip.open(path) if is_packed else path.open("rb") as content:
+        if content.read(len(codecs.BOM_UTF8)) == codecs.BOM_UTF8:
+            raise LanguageModelError(f"{path} must begin without a byte order mark, but has one; save it as UTF-8")
+    if not is_packed:
         yield path
         return
     with tempfile.NamedTemporaryFile(suffix=".arpa") as plain, gzip.open(path) as content:
