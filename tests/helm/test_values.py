@@ -227,6 +227,8 @@ def test_values_that_contradict_each_other_are_refused_with_advice(values, advic
 
 def test_ephemeral_storage_may_hold_the_volumes(render):
     assert render("resources.limits.ephemeral-storage=1Gi").server["resources"]["limits"]["ephemeral-storage"] == "1Gi"
+    # The pod's limit is the sum of all containers'.
+    assert render("resources.limits.ephemeral-storage=256Mi", "extraContainers[0].name=side").server
 
 
 def test_the_sizes_are_those_that_were_measured(chart):

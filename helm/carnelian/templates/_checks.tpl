@@ -20,7 +20,8 @@
 {{- fail (printf "gpu.count is %v, but `runtime: %s` has no GPU backends; set runtime: native" .Values.gpu.count .Values.runtime) -}}
 {{- end -}}
 {{- include "carnelian.checkMemory" (list "" .Values.resources (include "carnelian.sharedMemory" .)) -}}
-{{- with dig "limits" "ephemeral-storage" "" .Values.resources -}}
+{{- /* The kubelet adds up the limits of all containers: with others, there may be room for what the server's own has none. */ -}}
+{{- with and (not .Values.extraContainers) (dig "limits" "ephemeral-storage" "" .Values.resources) -}}
 {{- $size := include "carnelian.quantity" $.Values.tmpSize | float64 -}}
 {{- $counted := printf "tmpSize, %s" $.Values.tmpSize -}}
 {{- if eq $.Values.modelRepository.source "download" -}}
