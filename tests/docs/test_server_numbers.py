@@ -6,7 +6,6 @@ import statistics
 from operator import attrgetter
 from pathlib import Path
 
-import pytest
 from carnelian_perf.ratio import Ratio
 from carnelian_perf.raw_file import Split
 from carnelian_perf.server import first_request_results, memory_results, overhead_results
@@ -112,8 +111,7 @@ def test_what_stages_cost_on_other_machines_is_that_of_the_raw_files():
         around.append(f"{slow / fast:.1f}")
     assert f"the network takes {network[0]} to {network[1]} times as long as on the first" in page
     assert f"and the stages around it {around[0]} to {around[1]} times" in page
-    assert sum(stages_ms(MACHINES[2], 16.7)) == pytest.approx(13.2, abs=0.051)
-    assert "Decoding and features of 16.7 s take 13.2 ms." in page
+    assert f"Decoding and features of 16.7 s take {sum(stages_ms(MACHINES[2], 16.7)):.1f} ms." in page
 
 
 def test_first_requests_are_those_of_the_raw_file():
