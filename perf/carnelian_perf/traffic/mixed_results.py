@@ -1,6 +1,7 @@
 """The results of mixed traffic: the raw file, its summary, the page and its plot."""
 
 import statistics
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -73,8 +74,17 @@ def summarise(measurement: Measurement) -> list[Summary]:
     return [_summarise(measurement, system) for system in measurement.systems]
 
 
+def _complete(measurement: Measurement) -> list[Run]:
+    """Leave out the last round if it was interrupted, unless it is the only one: its search had not ended."""
+    num_runs = Counter(run.round for run in measurement.runs)
+    first, last = min(num_runs), max(num_runs)
+    if measurement.finished or num_runs[last] == num_runs[first]:
+        return measurement.runs
+    return [run for run in measurement.runs if run.round != last]
+
+
 def _summarise(measurement: Measurement, system: str) -> Summary:
-    runs = [run for run in measurement.runs if run.system == system]
+    runs = [run for run in _complete(measurement) if run.system == system]
     opened = [run for run in runs if run.rate_per_s is not None]
     closed = [run for run in runs if run.rate_per_s is None]
     # Of each round the last: that at the highest rate.
@@ -102,7 +112,7 @@ def _rate_of(run: Run) -> float:
 
 def render_page(measurement: Measurement, raw_name: str) -> str:
     """The Markdown page: a row for each system."""
-    runs, durations = measurement.runs, measurement.traffic.durations_s
+    runs, durations = _complete(measurement), measurement.traffic.durations_s
     summaries = summarise(measurement)
     mean_s = statistics.fmean(durations)
     head = ["system", f"clips/s, p95 <= {measurement.target_ms:g} ms", "times the last row", "audio s/s"]
@@ -163,9 +173,10 @@ def _compare(summary: Summary, other: Summary) -> str:
 
 
 def _row(measurement: Measurement, summary: Summary, last: Summary, mean_s: float) -> list[str]:
+    none = "none met it" if any(run.rate_per_s for run in measurement.runs) else "no open loop has run yet"
     return [
         measurement.systems[summary.system],
-        f"{'at least ' if summary.is_least else ''}{summary.rate_per_s:.1f}" if summary.rate_per_s else "none met it",
+        f"{'at least ' if summary.is_least else ''}{summary.rate_per_s:.1f}" if summary.rate_per_s else none,
         _compare(summary, last),
         f"{summary.rate_per_s * mean_s:.0f}",
         *(f"{latency:.0f}" for latency in summary.latency_ms or ()),

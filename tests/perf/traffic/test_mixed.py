@@ -105,6 +105,24 @@ def test_the_page_has_a_row_for_each_system(measurement):
     assert "| their way | none met it |" in page
 
 
+def test_round_that_an_interruption_cut_short_is_not_counted(measurement):
+    runs = [make_run(system, None, 100, number) for number in (1, 2) for system in ("ours", "theirs")]
+    runs += [make_run("ours", 6.0, 400), make_run("ours", 9.0, 600), make_run("theirs", 1.0, 900)]
+    runs += [make_run("theirs", 0.5, 900)]
+    begun = dataclasses.replace(measurement, runs=runs, finished=False)
+    page = render_page(begun, "raw.json")
+    assert "| our way | 6.0 |" in page
+    assert "the median round of 1." in page
+    second = [dataclasses.replace(run, round=2) for run in runs if run.rate_per_s]
+    assert "the median round of 2." in render_page(dataclasses.replace(begun, runs=runs + second), "raw.json")
+
+
+def test_page_before_the_first_open_loop_says_so(measurement):
+    closed = [make_run(system, None, 100) for system in ("ours", "theirs")]
+    page = render_page(dataclasses.replace(measurement, runs=closed, finished=False), "raw.json")
+    assert "| our way | no open loop has run yet | - |" in page
+
+
 def test_rate_that_no_step_exceeded_is_the_least_that_it_can_be(measurement):
     kept = [run for run in measurement.runs if run.rate_per_s in (None, 6.0) and run.round == 1]
     page = render_page(dataclasses.replace(measurement, runs=kept), "raw.json")
