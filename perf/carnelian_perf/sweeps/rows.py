@@ -111,15 +111,15 @@ class Row:
 
     @property
     def cpu_ms_per_clip(self) -> float | None:
-        """CPU milliseconds of the server per clip, all cores together; None if not known."""
-        found = [result.cpu_ms_per_clip for result in self.results if result.cpu_ms_per_clip]
+        """CPU milliseconds of the server per clip, all cores together, median of the stable rounds; None if not known."""
+        found = [result.cpu_ms_per_clip for result in self._stable_rounds if result.cpu_ms_per_clip]
         return statistics.median(found) if found else None
 
     @property
     def acoustic_batches(self) -> dict[int, int]:
-        """Batch size of the acoustic stage -> number of executions, over all rounds."""
+        """Batch size of the acoustic stage -> number of executions, over the stable rounds."""
         total: Counter[int] = Counter()
-        for result in self.results:
+        for result in self._stable_rounds:
             total.update(result.batches.get("acoustic", {}))
         return dict(sorted(total.items()))
 
@@ -138,6 +138,10 @@ class Row:
     def wer(self) -> float | None:
         """Word error rate of the model on the sweep's manifest, as a fraction; None with random weights."""
         return self.results[-1].accuracy.get("wer")
+
+    @property
+    def _stable_rounds(self) -> list[Result]:
+        return [result for result in self.results if result.status == "stable"]
 
     def _median(self, value: Callable[[Report], float]) -> float:
         return statistics.median(value(report) for report in self.stable)

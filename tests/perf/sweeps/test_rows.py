@@ -56,6 +56,15 @@ def test_rounds_that_failed_have_words_beside_those_that_did_not(static_cell, ma
     assert "0 failed. Each checked its transcripts, over gRPC.\n" in render_page(over_http, {}, "a", {})
 
 
+def test_cpu_time_and_batches_are_those_of_the_stable_rounds(static_cell, make_result):
+    again = dataclasses.replace(static_cell, round=2)
+    other = dataclasses.replace(make_result(again), cpu_ms_per_clip=99.0, batches={"acoustic": {1: 1, 8: 30}})
+    (row,) = make_rows([make_result(static_cell, 40.0), other])
+    assert (row.cpu_ms_per_clip, row.acoustic_batches) == (7.5, {1: 10})
+    (row,) = make_rows([other])
+    assert (row.cpu_ms_per_clip, row.mean_batch) == (None, None)
+
+
 def test_cells_of_different_rounds_are_said_to_be(static_cell, file_cell, make_result):
     rows = make_rows([make_result(static_cell, 40.0), make_result(dataclasses.replace(static_cell, round=2), 40.0)])
     assert "over the stable rounds (of 2). " in render_page(rows, {}, "small", {})
