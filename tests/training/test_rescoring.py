@@ -124,6 +124,12 @@ def test_a_model_of_another_alphabet_is_refused_with_its_characters(
         Decoder(labels, 0.02, neural_language_model=tmp_path / "lm.onnx")
 
 
+def test_labels_without_a_space_are_refused_as_they_have_no_readings_to_rate(tmp_path, write_language_model):
+    write_language_model(tmp_path / "lm.onnx", "ab")
+    with pytest.raises(NeuralLanguageModelError, match=r"lm\.onnx .* one label must be the space, .* are 'ab'"):
+        Decoder(["a", "b"], 0.02, neural_language_model=tmp_path / "lm.onnx")
+
+
 def test_a_model_in_capitals_serves_small_letters_and_the_other_way_round(tmp_path, write_language_model):
     write_language_model(tmp_path / "lower.onnx", "ab", "lower", lambda c: -1.0 - (c.lower() == "b"))
     write_language_model(tmp_path / "upper.onnx", "AB", "upper", lambda c: -1.0 - (c.lower() == "b"))

@@ -251,6 +251,7 @@ def test_each_kind_of_checkpoint_is_refused_where_the_other_is_needed(trained, t
         ("model.steps=3", "model.steps: unknown key"),
         ("text.tokens.size=3", "text: `tokens.size` must be at least 31"),
         ("text.labels=' абвгґдеєжзиіїйклмнопрстуфхцчшщьюяabcdefghijklmnopqrstuvwxyz'", "must be at least 63"),
+        ("text.labels=你好", "text: `labels` must hold the space"),
         ("text.labels=' abcABC'", "text: `labels` must be of one case"),
         ("text.tokens.kind=char", "`size` must be given for subwords and for them alone"),
         ("model.cutoffs=[60]", "`model.cutoffs` must be below the 60 tokens"),

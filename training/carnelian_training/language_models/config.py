@@ -43,7 +43,12 @@ class TextConfig:
     def __post_init__(self) -> None:
         check_positive(self, "streams", "device_streams", "segment")
         check_probability(self, "context_share")
-        least = len({*self.alphabet, " "}) + 3
+        if " " not in self.alphabet:
+            raise ValueError(
+                "`labels` must hold the space, as the search whose readings the model rates is of words, but are "
+                f"{self.alphabet!r:.200}"
+            )
+        least = len(set(self.alphabet)) + 3
         if self.tokens.size is not None and self.tokens.size < least:
             raise ValueError(
                 f"`tokens.size` must be at least {least}, which the labels alone take, but is {self.tokens.size}"

@@ -179,7 +179,12 @@ class Decoder:
 
     def _load_neural(self, path: Path) -> "NeuralLanguageModel":
         try:
-            from .rescoring import NeuralLanguageModel
+            from .rescoring import NeuralLanguageModel, NeuralLanguageModelError
         except ModuleNotFoundError as error:
             raise MissingPackage(path, error.name, "onnxruntime sentencepiece") from error
+        if " " not in self._labels:
+            raise NeuralLanguageModelError(
+                f"{path} rates readings of the beam search, which is of words, so one label must be the space, but the "
+                f"labels are {''.join(self._labels)!r:.200}"
+            )
         return NeuralLanguageModel(path, self._labels)
