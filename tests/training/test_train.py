@@ -226,6 +226,23 @@ def test_clips_are_no_matter_of_the_garbage_collector(tiny_config, changed, tmp_
     assert gc.isenabled()
 
 
+@pytest.mark.parametrize("is_frozen", [False, True])
+def test_what_the_caller_had_is_collected_after_a_run_unless_the_caller_froze_it(tiny_config, tmp_path, is_frozen):
+    class Node:
+        pass
+
+    gc.unfreeze()
+    node = Node()
+    node.itself, alive = node, weakref.ref(node)
+    if is_frozen:
+        gc.freeze()
+    train(tiny_config, tmp_path)
+    del node
+    gc.collect()
+    assert (alive() is not None) == is_frozen
+    gc.unfreeze()
+
+
 def test_a_plan_is_gone_when_the_next_one_is_made(tiny_config, changed, tmp_path, monkeypatch):
     steps, left = [], []
 

@@ -1,6 +1,7 @@
 """Runs that were interrupted, and what may change before they go on."""
 
 import dataclasses
+import json
 import math
 import os
 import random
@@ -13,7 +14,9 @@ import time
 import pytest
 import torch
 from carnelian_training import checkpoint
+from carnelian_training.cli import main
 from carnelian_training.config_errors import ConfigError
+from carnelian_training.config_tree import config_to_dict
 from carnelian_training.data.manifest import read_manifest, write_manifest
 from carnelian_training.loop import train
 from carnelian_training.loop.metrics import read_metrics
@@ -73,14 +76,25 @@ def test_a_signal_writes_a_checkpoint_and_the_run_goes_on_to_the_bit(
 
     monkeypatch.setattr(train, "optimise", interrupted)
     handler = signal.getsignal(number)
-    with pytest.raises(SystemExit) as stopped:
+    with pytest.raises(KeyboardInterrupt if number == signal.SIGINT else SystemExit) as stopped:
         train.train(config, tmp_path / "parts")
-    assert stopped.value.code == 128 + number
+    assert number == signal.SIGINT or stopped.value.code == 128 + number
     assert f"stopped by {number.name} after step 5" in caplog.text
     assert checkpoints(tmp_path / "parts", config)[-1].name == "tiny-00000005.pt"
     assert signal.getsignal(number) is handler
     train.train(config, tmp_path / "parts")
     assert_same_end(whole, tmp_path / "parts")
+
+
+def test_ctrl_c_ends_the_command_with_its_own_status(config, tmp_path, monkeypatch, call):
+    optimise = train.optimise
+    monkeypatch.setattr(train, "optimise", lambda *step: (os.kill(os.getpid(), signal.SIGINT), optimise(*step))[1])
+    path = tmp_path / "tiny.json"
+    path.write_text(json.dumps(config_to_dict(config)))
+    status, printed, err = call(main, "fit", path, "--out", tmp_path / "run")
+    assert (status, printed) == (130, "")
+    assert "stopped by SIGINT after step 1; the same command goes on from there" in err
+    assert "Traceback" not in err
 
 
 def test_an_evaluation_that_a_signal_came_before_is_made_up_for(config, whole, tmp_path, monkeypatch):

@@ -150,6 +150,20 @@ def _lasting() -> Iterator[None]:
             gc.enable()
 
 
+@contextmanager
+def thawed() -> Iterator[None]:
+    """Give the garbage collector back what was frozen inside: also all that the caller had, cycles among it.
+
+    If the caller had frozen objects, all stay frozen.
+    """
+    was_frozen = gc.get_freeze_count()
+    try:
+        yield
+    finally:
+        if not was_frozen:
+            gc.unfreeze()
+
+
 def _check_place(manifest: Path, clips: Sequence[Clip]) -> None:
     # A missing file is only left out of its batch. If all are missing, an error now spares an epoch of warnings.
     distinct: dict[Path, None] = {}

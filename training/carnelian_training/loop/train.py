@@ -26,7 +26,7 @@ from carnelian_training.loop import finetune
 from carnelian_training.loop.contrastive import ContrastiveObjective
 from carnelian_training.loop.ctc_loss import CtcObjective
 from carnelian_training.loop.optim import clip_gradients, learning_rate
-from carnelian_training.loop.recognition import Recognition
+from carnelian_training.loop.recognition import Recognition, thawed
 from carnelian_training.loop.report import Report
 from carnelian_training.loop.run_checkpoints import resume, write_checkpoint
 from carnelian_training.loop.run_folder import held, write_config
@@ -66,10 +66,16 @@ def train(config: RunConfig, directory: Path, source: Path | None = None) -> Non
         ValueError: There is nothing to train on, another run works in the folder, or its checkpoints do not fit the
             configuration.
         RuntimeError: A dev clip is bad, all training clips are bad, or too many steps in a row were not finite.
-        SystemExit: A signal ended the run after a checkpoint; the exit status is 128 plus the signal's number.
+        KeyboardInterrupt: Ctrl-C ended the run after a checkpoint.
+        SystemExit: Another signal did; the exit status is 128 plus its number.
     """
     task: Task = LanguageModelling(config) if isinstance(config, LanguageModelConfig) else Recognition(config)
-    with joined() as process, held(directory) if process.leads else nullcontext(), Interruption() as interruption:
+    with (
+        joined() as process,
+        held(directory) if process.leads else nullcontext(),
+        Interruption() as interruption,
+        thawed(),
+    ):
         state = new_state(config, process)
         if not resume(state, config, directory):
             finetune.start_from_checkpoint(state.model, config)
@@ -120,7 +126,8 @@ def train(config: RunConfig, directory: Path, source: Path | None = None) -> Non
     if stop:
         received = interruption.signal or signal.SIGTERM  # None if another process received it
         logger.warning("stopped by %s after step %d; the same command goes on from there", received.name, state.step)
-        raise SystemExit(128 + received)
+        # A notebook or an interactive Python goes on after the one, and ends by the other.
+        raise KeyboardInterrupt if received == signal.SIGINT else SystemExit(128 + received)
 
 
 def optimise(state: State, share: Share, config: RunConfig) -> Outcome | None:
