@@ -111,7 +111,7 @@ class Row:
 
     @property
     def cpu_ms_per_clip(self) -> float | None:
-        """CPU milliseconds of the server per clip, all cores together, median of the stable rounds; None if not known."""
+        """CPU milliseconds of the server per clip, all cores, median of the stable rounds; None if not known."""
         found = [result.cpu_ms_per_clip for result in self._stable_rounds if result.cpu_ms_per_clip]
         return statistics.median(found) if found else None
 
@@ -154,13 +154,17 @@ def make_rows(results: Sequence[Result]) -> list[Row]:
     """Combine the rounds of each cell into a row; rows are sorted by table, duration, batch and load.
 
     Raises:
-        ValueError: Rounds of a cell were measured on two machines, or with two versions of a package.
+        ValueError: Rounds of a cell were measured on two machines, or with two versions of a package; or cells of a
+            model have different configurations, accuracies or speech, of which the page names one.
     """
     groups: dict[Cell, list[Result]] = {}
+    firsts: dict[tuple[str, str], Result] = {}
     for result in results:
         rounds = groups.setdefault(dataclasses.replace(result.cell, round=1), [])
         rounds.append(result)
         _check_alike(rounds[0], result)
+        for key in _served(result):
+            _check_same_model(key, firsts.setdefault((result.cell.model, key), result), result)
     rows = [
         Row(
             cell=cell,
@@ -179,6 +183,27 @@ def _check_alike(first: Result, other: Result) -> None:
         raise ValueError(
             f"rounds of a cell must be alike in {key}, but {first.cell.name} has {before} and {other.cell.name} has "
             f"{found}: their median would be of neither; give each a folder of its own"
+        )
+
+
+def _served(result: Result) -> dict[str, object]:
+    """What cells of a model have in common, as far as it is known."""
+    speech = result.speech
+    served: dict[str, object] = {"backend": result.backend, "accuracy": result.accuracy}
+    served |= {"manifest": speech.manifest, "number of clips": speech.clips}
+    if result.configuration is not None:
+        served["configuration"] = result.configuration
+    if result.cell.input == "file":  # samples have no format
+        served["format"] = speech.format
+    return served
+
+
+def _check_same_model(key: str, first: Result, other: Result) -> None:
+    before, found = _served(first)[key], _served(other)[key]
+    if before != found:
+        raise ValueError(
+            f"cells of {other.cell.model} must be alike in {key}, but {first.cell.name} has {before} and "
+            f"{other.cell.name} has {found}: the page would be of neither; give each a folder of its own"
         )
 
 

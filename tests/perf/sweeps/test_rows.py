@@ -25,6 +25,36 @@ def test_rounds_of_two_machines_are_refused(static_cell, make_result):
             make_rows([one, dataclasses.replace(two, **change)])
 
 
+def test_results_of_another_model_of_that_name_are_refused(static_cell, file_cell, make_result):
+    one = make_result(static_cell, 40.0)
+    for cell in (dataclasses.replace(static_cell, round=2), dataclasses.replace(static_cell, batch=8), file_cell):
+        two = make_result(cell, 40.0)
+        assert make_rows([one, dataclasses.replace(two, configuration="known")])
+        for change in (
+            {"backend": "tensorrt"},
+            {"accuracy": {}},
+            {"speech": dataclasses.replace(two.speech, clips=4)},
+            {"speech": dataclasses.replace(two.speech, manifest="another.jsonl")},
+        ):
+            with pytest.raises(ValueError, match=f"cells of {one.cell.model} must be alike in .* and {cell.name} has "):
+                make_rows([one, dataclasses.replace(two, **change)])
+    unknown, second, third = (make_result(dataclasses.replace(static_cell, round=number)) for number in (1, 2, 3))
+    rounds = [unknown, *(dataclasses.replace(r, configuration=f"of {r.cell.round}") for r in (second, third))]
+    with pytest.raises(ValueError, match=r"alike in configuration, but .*_r2 has of 2 and .*_r3 has of 3"):
+        make_rows(rounds)
+
+
+def test_format_is_compared_of_files_alone(static_cell, file_cell, make_result):
+    for cell in (static_cell, file_cell):
+        one, two = (make_result(dataclasses.replace(cell, round=number), 40.0) for number in (1, 2))
+        two = dataclasses.replace(two, speech=dataclasses.replace(two.speech, format="wav"))
+        if cell is static_cell:
+            assert len(make_rows([one, two])) == 1
+            continue
+        with pytest.raises(ValueError, match=r"alike in format, but .* has flac and .* has wav"):
+            make_rows([one, two])
+
+
 def test_share_of_the_throughput_is_that_of_each_round(file_cell, make_result):
     opened = [
         dataclasses.replace(
