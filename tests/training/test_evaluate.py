@@ -1,6 +1,7 @@
 import dataclasses
 import json
 import os
+import re
 import string
 import subprocess
 import sys
@@ -111,6 +112,18 @@ def test_mistakes_are_aligned_and_counted(heard):
     table = render_mistakes(heard, 3).splitlines()
     assert table[:3] == ["substitutions 1, deletions 1, insertions 2", "     1  two -> too", "     1  one -> (nothing)"]
     assert "  heard      four five" in table
+
+
+def test_mistakes_are_of_characters_where_there_are_no_words():
+    clips = [Clip(Path("a.wav"), 1.0, "你好吗"), Clip(Path("b.wav"), 1.0, "好")]
+    lines = render_mistakes(Evaluation(clips, ["你号吗啊", "好"]), 3, has_spaces=False).splitlines()
+    assert lines[:4] == [
+        "substitutions 1, deletions 0, insertions 1",
+        "     1  好 -> 号",
+        "     1  (nothing) -> 啊",
+        "",
+    ]
+    assert lines[4:] == ["CER 67%  a.wav", "  reference  你好吗", "  heard      你号吗啊"]
 
 
 def test_the_table_has_no_rate_where_nothing_was_said():
@@ -289,9 +302,9 @@ def test_another_toolkits_checkpoint_is_evaluated_as_it_is(run_evaluate):
 def test_cer_stands_alone_for_labels_without_a_space(tmp_path, run_evaluate, tiny_config):
     config = dataclasses.replace(tiny_config, labels=("a", "b"))
     checkpoint.save(tmp_path / "a.pt", config, checkpoint.build_model(config).state_dict(), results={})
-    status, printed, _ = run_evaluate(tmp_path / "a.pt", CLIPS)
+    status, printed, _ = run_evaluate(tmp_path / "a.pt", CLIPS, "--mistakes", 1)
     assert status == 0
-    assert "CER" in printed
+    assert re.search(r"CER.*\nsubstitutions .*\nCER ", printed, re.DOTALL)
     assert "WER" not in printed
 
 

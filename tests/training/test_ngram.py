@@ -187,9 +187,10 @@ def test_other_languages_are_written_in_the_recognisers_labels(tmp_path, build):
             "Ես գնացի։ Նա եկավ։\nՈւր է նա։\n\nՆա տանն է։ Ես\nտեսա նրան։",
             ["ես գնացի", "նա եկավ", "ուր է նա", "նա տանն է", "ես տեսա նրան"],
         ),
+        ("Τι κάνεις; Πού είναι\u037e Καλά; ναι.", ["τι κάνεις", "πού είναι", "καλά ναι"]),
         ("እኔ ሄድኩ። እሱ መጣ።\n\nእሷ ሄደች።", ["እኔ ሄድኩ", "እሱ መጣ", "እሷ ሄደች"]),
     ],
-    ids=["hi", "zh", "ar", "es", "de", "de-single", "en-single", "hy", "am"],
+    ids=["hi", "zh", "ar", "es", "de", "de-single", "en-single", "hy", "el", "am"],
 )
 def test_sentences_end_where_their_language_ends_them(tmp_path, text, sentences):
     (tmp_path / "text.txt").write_text(text)

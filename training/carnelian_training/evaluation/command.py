@@ -116,7 +116,7 @@ def evaluate(
         has_spaces = " " in config.labels
     typer.echo(render(evaluation, has_spaces=has_spaces))
     if mistakes:
-        typer.echo("\n" + render_mistakes(evaluation, mistakes))
+        typer.echo("\n" + render_mistakes(evaluation, mistakes, has_spaces=has_spaces))
     if out is not None:
         evaluation.write(out)
     for i, reason in evaluation.failures.items():

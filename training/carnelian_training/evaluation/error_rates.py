@@ -34,7 +34,7 @@ class ErrorRates:
 
 @dataclass(frozen=True)
 class Mistakes:
-    """The mistakes of an evaluation, the most frequent first."""
+    """The mistakes of an evaluation in words, or in characters; the most frequent first."""
 
     substitutions: list[tuple[tuple[str, str], int]]
     """Pairs of words, (in the reference, in the transcript), with their counts."""
@@ -43,8 +43,10 @@ class Mistakes:
     insertions: list[tuple[str, int]]
     """Words only in transcripts, with their counts."""
     worst: list[tuple[float, Clip, str]]
-    """Word error rate (infinite if only the transcript has words), clip and transcript of the clips with errors, the
-    worst first."""
+    """Error rate (infinite if only the transcript has words), clip and transcript of the clips with errors, the worst
+    first."""
+    totals: tuple[int, int, int]
+    """The number of all substitutions, deletions and insertions."""
 
 
 @dataclass(frozen=True)
@@ -81,13 +83,16 @@ class Evaluation:
         """Return the distinct `source` fields, in order of appearance."""
         return list(self._places)
 
-    def mistakes(self, most: int) -> Mistakes:
-        """Return the most frequent substitutions, deletions and insertions, and the worst clips: `most` of each."""
+    def mistakes(self, most: int, *, has_spaces: bool = True) -> Mistakes:
+        """Return the most frequent substitutions, deletions and insertions, and the worst clips: `most` of each.
+
+        Without spaces there are no words, so that the mistakes are of characters.
+        """
         substitutions: Counter[tuple[str, str]] = Counter()
         deletions: Counter[str] = Counter()
         insertions: Counter[str] = Counter()
         rated: list[tuple[float, Clip, str]] = []
-        aligned = self._aligned_words
+        aligned = self._aligned_words if has_spaces else self._aligned_characters
         for pair, said, heard, chunks in zip(
             self._pairs(), aligned.references, aligned.hypotheses, aligned.alignments, strict=True
         ):
@@ -105,7 +110,11 @@ class Evaluation:
                 rated.append((errors / len(said) if said else math.inf, *pair))
         worst = sorted(rated, key=lambda row: row[0], reverse=True)[:most]
         return Mistakes(
-            substitutions.most_common(most), deletions.most_common(most), insertions.most_common(most), worst
+            substitutions.most_common(most),
+            deletions.most_common(most),
+            insertions.most_common(most),
+            worst,
+            totals=(substitutions.total(), deletions.total(), insertions.total()),
         )
 
     def write(self, path: Path) -> None:
@@ -135,8 +144,12 @@ class Evaluation:
         return _count(self._aligned_words.alignments)
 
     @cached_property
+    def _aligned_characters(self) -> jiwer.CharacterOutput:
+        return jiwer.process_characters(*self._texts())
+
+    @cached_property
     def _character_counts(self) -> npt.NDArray[np.int64]:
-        return _count(jiwer.process_characters(*self._texts()).alignments)
+        return _count(self._aligned_characters.alignments)
 
     def _texts(self) -> tuple[list[str], list[str]]:
         return single_spaced(clip.text for clip in self.clips), single_spaced(self.transcripts)
@@ -163,15 +176,19 @@ def render(evaluation: Evaluation, *, has_spaces: bool = True) -> str:
     return "\n".join(lines)
 
 
-def render_mistakes(evaluation: Evaluation, most: int) -> str:
-    """Render the most frequent substitutions, deletions and insertions, and the worst clips."""
-    rates, mistakes = evaluation.error_rates(), evaluation.mistakes(most)
-    lines = [f"substitutions {rates.substitutions}, deletions {rates.deletions}, insertions {rates.insertions}"]
+def render_mistakes(evaluation: Evaluation, most: int, *, has_spaces: bool = True) -> str:
+    """Render the most frequent substitutions, deletions and insertions, and the worst clips.
+
+    They are of words, or of characters for a model whose labels have no space.
+    """
+    mistakes = evaluation.mistakes(most, has_spaces=has_spaces)
+    lines = ["substitutions {}, deletions {}, insertions {}".format(*mistakes.totals)]
     lines += [f"{count:>6}  {said} -> {heard}" for (said, heard), count in mistakes.substitutions]
     lines += [f"{count:>6}  {word} -> (nothing)" for word, count in mistakes.deletions]
     lines += [f"{count:>6}  (nothing) -> {word}" for word, count in mistakes.insertions]
-    for wer, clip, heard in mistakes.worst:
-        lines += ["", f"WER {wer:.0%}  {clip.title}", f"  reference  {clip.text}", f"  heard      {heard}"]
+    rated_by = "WER" if has_spaces else "CER"
+    for rate, clip, heard in mistakes.worst:
+        lines += ["", f"{rated_by} {rate:.0%}  {clip.title}", f"  reference  {clip.text}", f"  heard      {heard}"]
     return "\n".join(lines)
 
 

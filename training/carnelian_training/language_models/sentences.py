@@ -20,8 +20,9 @@ HELD_OUT_EVERY = 100
 OVERLAP_WORDS = 6
 """A sentence is excluded if it shares this many words in a row with an excluded transcript, or equals a shorter one."""
 
+_GREEK = "\u0370-\u03ff\u1f00-\u1fff"  # its question mark is a semicolon
 _END = re.compile(
-    rf"(?:(?<=[{SPACED_ENDS}])[{CLOSING}]?\s+|(?<=[{UNSPACED_ENDS}])[{CLOSING}]?\s*)"
+    rf"(?:(?:(?<=[{SPACED_ENDS}])|(?<=[{_GREEK}][;\u037e]))[{CLOSING}]?\s+|(?<=[{UNSPACED_ENDS}])[{CLOSING}]?\s*)"
     r"(?=[\"“'‘‚]?[¿¡«»‹›„「『]*([^\W\d_]))"  # noqa: RUF001
 )
 """The boundary of two sentences, and the first letter of the next one, which must not be in lower case."""

@@ -11,6 +11,7 @@ from carnelian_training import checkpoint
 from carnelian_training.checkpoint import MOST_NAMED
 from carnelian_training.config import Config
 from carnelian_training.config_errors import ConfigError
+from carnelian_training.ctc.spelling import quote
 from carnelian_training.language_models.config import LanguageModelConfig
 from carnelian_training.models.masked import MaskedBatchNorm
 from carnelian_training.run_config import RunConfig, model_differences
@@ -74,10 +75,10 @@ def start_from_checkpoint(model: nn.Module, config: RunConfig) -> None:
     logger.info("starting from %s: the body, %s", path, rows)
     if kept != list(config.labels):
         new = "".join(label for label in config.labels if label not in kept)
-        logger.info("labels whose rows start at the mean of the old ones: %r", new)
+        logger.info("labels whose rows start at the mean of the old ones: %s", quote(new))
     if len(kept) < len(source.labels):
         dropped = "".join(label for label in source.labels if label not in kept)
-        logger.info("labels of the checkpoint that this run does not have: %r", dropped)
+        logger.info("labels of the checkpoint that this run does not have: %s", quote(dropped))
 
 
 def _is_head(name: str) -> bool:
