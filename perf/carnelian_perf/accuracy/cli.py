@@ -172,7 +172,10 @@ def words(
     ] = None,
     out: Annotated[Path | None, raw_file_option("NAME_words.json", "Raw file; the curve goes beside it.")] = None,
 ) -> None:
-    """Compare times of words with PocketSphinx's alignment, and confidences with what was right; calibrate both."""
+    """Compare times of words with PocketSphinx's alignment, and confidences with what was right; calibrate both.
+
+    PocketSphinx knows English alone.
+    """
     for target in (out, calibration):
         check_apart(target, checkpoint, manifest, language_model, lm_weights)
     from carnelian_training.foreign.sources import load_model

@@ -200,8 +200,8 @@ def calibrate(words: Sequence[Heard]) -> ctc.Calibration:
     """
     if all(word.reference is None for word in words):
         raise ValueError(
-            "each half of the clips must have words that are heard right and that PocketSphinx aligns, but one has "
-            "none; take more clips"
+            "each half of the clips must have words that are heard right and that PocketSphinx aligns, which knows "
+            "English alone, but one has none; take more clips"
         )
     late = [
         statistics.median(word.times[side] - word.reference[side] for word in words if word.reference is not None)
