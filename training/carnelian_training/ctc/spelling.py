@@ -1,7 +1,7 @@
 """Spelling of a text with a recogniser's labels: their case and their Unicode normal form."""
 
 import unicodedata
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 
 APOSTROPHES = "'\u2019\u2018\u201b\u02bb\u02bc`\u00b4\u2032\uff07\u05f3"
@@ -41,8 +41,8 @@ def speller(labels: tuple[str, ...]) -> Callable[[str], str]:
         text = unicodedata.normalize("NFC", change_case(text))  # `upper` decomposes some characters
         for composed, label in apart.items():
             text = text.replace(composed, label)
-        marked = {character: unicodedata.normalize("NFD", character) for character in set(text) - known}
-        return "".join(marked[c] if c in marked and known.issuperset(marked[c]) else c for c in text)
+        spelled = {c: next(filter(known.issuperset, _take_apart(c)), c) for c in set(text) - known}
+        return "".join(spelled.get(c, c) for c in text)
 
     return spell
 
@@ -79,6 +79,14 @@ def _own_marks(labels: tuple[str, ...]) -> Mapping[int, str]:
     apostrophe, hyphen = (next((label for label in labels if label in marks), "") for marks in (APOSTROPHES, HYPHENS))
     changes = {ord(mark): apostrophe for mark in APOSTROPHES} | {ord(mark): hyphen for mark in HYPHENS if hyphen}
     return {code: own for code, own in changes.items() if chr(code) not in labels}
+
+
+def _take_apart(character: str) -> Iterator[str]:
+    """Yield a character as a letter and its marks: all of them, or all but one (Vietnamese ê and a tone)."""
+    letter, *marks = [*unicodedata.normalize("NFD", character)]
+    yield "".join([letter, *marks])
+    for i, mark in enumerate(marks):
+        yield unicodedata.normalize("NFC", letter + mark) + "".join(marks[:i] + marks[i + 1 :])
 
 
 def _apart(labels: tuple[str, ...]) -> Mapping[str, str]:
