@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import jiwer
-from carnelian_client import CarnelianClient, CarnelianClientError, Outcome, Transcript
+from carnelian_client import AccessDenied, CarnelianClient, CarnelianClientError, Outcome, Transcript
 
 from carnelian_perf.manifest import Utterance, read_manifest
 from carnelian_perf.whole_file import write_whole
@@ -108,12 +108,15 @@ def measure(manifest: Path, url: str, model: str) -> Accuracy:
         why = ""
         try:
             is_ready = client.is_ready()
-        except CarnelianClientError as error:  # such as that of a gateway that requires a key
+        except AccessDenied:  # whose advice is an option that there is not here
+            is_ready, why = False, "; it refuses the call, as a gateway does that wants a key"
+        except CarnelianClientError as error:
             is_ready, why = False, f": {error}"
         if not is_ready:
             raise RuntimeError(
-                f"the server must be running and have the model ready, but {url} has no {model!r} ready, or is not "
-                f"the address of its gRPC endpoint (port 8001, unless the server was told another){why}"
+                "the server must be running, without TLS and without an API key, and have the model ready, but "
+                f"{url} has no {model!r} ready, or is not the address of its gRPC endpoint (port 8001, unless the "
+                f"server was told another){why}"
             )
         began = time.perf_counter()
         outcomes = list(client.transcribe_many([u.audio_filepath for u in utterances], concurrency=CONCURRENCY))

@@ -2,8 +2,11 @@ import math
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from unittest.mock import MagicMock
 
+import grpc
 import pytest
 import soundfile
 from carnelian_client import CarnelianClient, Transcript
@@ -148,3 +151,22 @@ def test_no_server_is_status_1_and_says_where(call):
     status, _, err = call(main, "accuracy", CLIPS / "manifest.jsonl", "--url", "localhost:1")
     assert status == 1
     assert "localhost:1 has no 'quartznet_demo' ready, or is not the address of its gRPC endpoint" in err
+    assert "without TLS and without an API key" in err
+
+
+def test_gateway_that_wants_a_key_is_named_without_an_option_that_there_is_not(call):
+    def refuse(_, context):
+        context.abort(grpc.StatusCode.UNAUTHENTICATED, "no key")
+
+    handler = MagicMock(spec=grpc.GenericRpcHandler)
+    handler.service.return_value = grpc.unary_unary_rpc_method_handler(refuse)
+    gateway = grpc.server(ThreadPoolExecutor(1), handlers=[handler])
+    url = f"127.0.0.1:{gateway.add_insecure_port('127.0.0.1:0')}"
+    gateway.start()
+    try:
+        status, _, err = call(main, "accuracy", CLIPS / "manifest.jsonl", "--url", url)
+    finally:
+        gateway.stop(None)
+    assert status == 1
+    assert err.endswith("; it refuses the call, as a gateway does that wants a key\n")
+    assert "api_key" not in err
