@@ -70,6 +70,8 @@ def write_report(sweep: Path, published: Published, inference: Sequence[tuple[st
     with rendering(sweep):
         page = render_page(rows, published, base.name, unserved, missing, len(there) - len(results))
     plots = draw_all(rows, published, base)
+    if plots and len({row.group for row in rows}) > 1:
+        page += "\nEach plot shows one model, precision and transport, which its title names; the tables have all.\n"
     page += "".join(f"\n![{plot.name}]({quote(plot.name)})\n" for plot in plots)
     markdown, html = (base.with_name(f"{base.name}.{ending}") for ending in ("md", "html"))
     write_whole(markdown, page)

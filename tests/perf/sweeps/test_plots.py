@@ -26,6 +26,17 @@ def test_plots_that_a_full_disk_has_no_room_for_stay_as_they_were(sweep, room):
     assert plot.read_text() == "old"
 
 
+def test_page_says_that_plots_leave_groups_out(sweep, static_cell, make_result):
+    said = (
+        "\nEach plot shows one model, precision and transport, which its title names; the tables have all.\n\n![small"
+    )
+    assert said not in write_report(sweep, {})[0].read_text()
+    other = make_result(dataclasses.replace(static_cell, protocol="http"), 40.0)
+    (sweep / other.cell.name).mkdir()
+    other.write(sweep / other.cell.name / RESULT)
+    assert said in write_report(sweep, {})[0].read_text()
+
+
 def test_plots_of_many_values_can_be_read(tmp_path, monkeypatch, static_cell, file_cell, make_result):
     drawn = {}
     monkeypatch.setattr(
