@@ -121,7 +121,7 @@ def measure(config: Config, network: CtcNetwork, calibration: Path, manifest: Pa
 
 
 def check_others(calibration: Sequence[Clip], clips: Sequence[Clip]) -> None:
-    """Check that no clip to transcribe is also one to calibrate on, which would flatter int8.
+    """Check that no clip to transcribe is also one to calibrate on, which would flatter int8; copies are not noticed.
 
     Raises:
         ValueError: A clip is in both; the message names it.
