@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:  # apt-get runs once at a time
-.PHONY: help demo serve install perf-analyzer kenlm test lint gpu gpu-training gpu-inference gpu-serving format clean
+.PHONY: help demo serve install chart-tools perf-analyzer kenlm test lint gpu gpu-training gpu-inference gpu-serving format clean venv
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -22,7 +22,7 @@ serve: $(VENV)/.serving  ## Serve model_repository/ on ports 8000 (HTTP), 8001 (
 install: $(VENV)/.all  ## Install everything, PyTorch too
 
 # Two files at a time, for many tests wait for a process that starts; the servers of a file's fixtures are its own.
-test: $(VENV)/.all  ## Install everything and run the tests (ARGS="-k name" for some)
+test: $(VENV)/.all $(VENV)/.charts  ## Install everything and run the tests (ARGS="-k name" for some)
 	$(BIN)/python -m pytest -n 2 --dist loadfile --max-worker-restart 0 $(ARGS)
 
 lint: $(VENV)/.all  ## Check style, types and shell scripts
@@ -70,34 +70,35 @@ format: $(VENV)/.all  ## Reformat the Python files
 clean:  ## Remove the virtual environment
 	rm -rf $(VENV)
 
-$(BIN)/python:
-	@setup/system-packages $(PYTHON)
-	$(PYTHON) -m venv $(VENV)
-	$(PIP) install -U pip
+# Always run, and order-only for what is installed: an interpreter that the system has updated is no reason to install again.
+venv:
+	@setup/venv $(VENV) $(PYTHON) $(if $(filter command,$(origin PYTHON)),asked)
 
-$(VENV)/.serving: $(BIN)/python serving/pyproject.toml client/pyproject.toml
+$(VENV)/.serving: serving/pyproject.toml client/pyproject.toml | venv
 	@setup/system-packages $(BIN)/python
 	$(PIP) install -e serving -e 'client[audio,cli,live]'
 	@touch $@
 
 # A corpus can be made with what is here: WordNet's sentences and two small speech engines. Tests skip voices that are absent.
 # pocketsphinx-testdata has recordings of people, on which the server is compared with offline evaluation.
-$(VENV)/.all: $(VENV)/.serving $(VENV)/.charts $(VENV)/.perf-analyzer setup/requirements-dev.txt $(wildcard */pyproject.toml) | $(VENV)/.kenlm
+$(VENV)/.all: $(VENV)/.serving $(VENV)/.perf-analyzer setup/requirements-dev.txt $(wildcard */pyproject.toml) | $(VENV)/.kenlm
 	@setup/system-packages $(BIN)/python espeak-ng flite wordnet-base pocketsphinx-testdata || echo "without these, some tests are skipped"
 	$(PIP) install -r setup/requirements-dev.txt -e serving -e 'client[audio,cli,live]' -e 'training[corpora]' -e 'export[tensorrt]' -e 'perf[locust,memory,sweep,words]'
 	@touch $@
 
-$(VENV)/.charts: $(BIN)/python setup/chart-tools
+chart-tools: $(VENV)/.charts  ## Install Helm and Prometheus, with which the chart is tested
+
+$(VENV)/.charts: setup/chart-tools | venv
 	@setup/chart-tools $(BIN)
 	@touch $@
 
 perf-analyzer: $(VENV)/.perf-analyzer  ## Install Triton's perf_analyzer, which `carnelian-perf sweep` drives
 
-$(VENV)/.perf-analyzer: $(BIN)/python setup/perf-analyzer
+$(VENV)/.perf-analyzer: setup/perf-analyzer | venv
 	@setup/perf-analyzer $(BIN)
 	@touch $@
 
 kenlm: $(VENV)/.kenlm  ## Build KenLM's programs, which `carnelian-train ngram` drives
 
-$(VENV)/.kenlm: $(BIN)/python setup/kenlm
+$(VENV)/.kenlm: setup/kenlm | venv
 	@setup/kenlm $(BIN) && touch $@ || echo "without KenLM's programs, some tests are skipped"
