@@ -20,8 +20,9 @@ def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("clone")
-    without_pip = [sys.executable, "-m", "venv", "--without-pip", ".venv"]  # as after a kill
+    without_pip = [sys.executable, "-m", "venv", "--without-pip", ".venv"]
     subprocess.run(without_pip, cwd=folder, check=True)
+    (folder / ".venv" / ".begun").touch()  # as after a kill
     done = run(folder)
     assert done.returncode == 0, done.stderr
     return folder
@@ -41,6 +42,22 @@ def test_a_copy_of_it_is_refused(clone, tmp_path):
     assert done.returncode == 1
     assert done.stderr.startswith(f".venv was made in {clone}, and")
     assert "run `make clean` first" in done.stderr
+
+
+def test_one_without_a_record_gets_it_if_it_was_made_here(clone, tmp_path):
+    shutil.copytree(clone / ".venv", tmp_path / ".venv", symlinks=True)
+    for folder, status in ((clone, 0), (tmp_path, 1)):
+        (folder / ".venv" / ".made-in").unlink()
+        assert run(folder).returncode == status
+    assert (clone / ".venv" / ".made-in").read_text() == f"{clone.resolve()}\n"
+
+
+def test_what_it_did_not_make_is_not_emptied(tmp_path):
+    (tmp_path / ".venv").mkdir()
+    (tmp_path / ".venv" / "notes").write_text("dear")
+    done = run(tmp_path)
+    assert (done.returncode, "is not one that was made here" in done.stderr) == (1, True)
+    assert (tmp_path / ".venv" / "notes").read_text() == "dear"
 
 
 def test_one_without_its_interpreter_is_refused(tmp_path):
