@@ -86,7 +86,11 @@ def _take_apart(character: str) -> Iterator[str]:
     letter, *marks = [*unicodedata.normalize("NFD", character)]
     yield "".join([letter, *marks])
     for i, mark in enumerate(marks):
-        yield unicodedata.normalize("NFC", letter + mark) + "".join(marks[:i] + marks[i + 1 :])
+        parts = unicodedata.normalize("NFC", letter + mark) + "".join(marks[:i] + marks[i + 1 :])
+        if unicodedata.normalize("NFC", parts) == unicodedata.normalize(
+            "NFC", character
+        ):  # not of marks in another order
+            yield parts
 
 
 def _apart(labels: tuple[str, ...]) -> Mapping[str, str]:
