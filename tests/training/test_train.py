@@ -227,11 +227,17 @@ def test_clips_are_no_matter_of_the_garbage_collector(tiny_config, changed, tmp_
 
 
 @pytest.mark.parametrize("is_frozen", [False, True])
-def test_what_the_caller_had_is_collected_after_a_run_unless_the_caller_froze_it(tiny_config, tmp_path, is_frozen):
+@pytest.mark.parametrize("freezes_itself", [False, True], ids=["", "python 3.12"])
+def test_what_the_caller_had_is_collected_after_a_run_unless_the_caller_froze_it(
+    tiny_config, tmp_path, monkeypatch, is_frozen, freezes_itself
+):
     class Node:
         pass
 
     gc.unfreeze()
+    if freezes_itself:
+        gc.freeze()
+    monkeypatch.setattr(recognition, "_FROZEN_AT_FIRST", gc.get_freeze_count())
     node = Node()
     node.itself, alive = node, weakref.ref(node)
     if is_frozen:

@@ -150,13 +150,16 @@ def _lasting() -> Iterator[None]:
             gc.enable()
 
 
+_FROZEN_AT_FIRST = gc.get_freeze_count()  # Python 3.12 itself freezes some hundred objects
+
+
 @contextmanager
 def thawed() -> Iterator[None]:
     """Give the garbage collector back what was frozen inside: also all that the caller had, cycles among it.
 
     If the caller had frozen objects, all stay frozen.
     """
-    was_frozen = gc.get_freeze_count()
+    was_frozen = gc.get_freeze_count() > _FROZEN_AT_FIRST
     try:
         yield
     finally:
