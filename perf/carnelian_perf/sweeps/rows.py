@@ -23,7 +23,11 @@ class Row:
     cell: Cell
     """The cell, as of its first round."""
     results: list[Result]
-    stable: list[Report]
+
+    @property
+    def stable(self) -> list[Report]:
+        """The reports of the stable rounds."""
+        return [result.report for result in self._stable_rounds if result.report]
 
     @property
     def group(self) -> tuple[str, str, str, str]:
@@ -158,20 +162,20 @@ def make_rows(results: Sequence[Result]) -> list[Row]:
             model have different configurations, accuracies or speech, of which the page names one.
     """
     groups: dict[Cell, list[Result]] = {}
-    firsts: dict[tuple[str, str], Result] = {}
+    firsts: dict[tuple[str, str], tuple[str, object]] = {}
     for result in results:
         rounds = groups.setdefault(dataclasses.replace(result.cell, round=1), [])
         rounds.append(result)
         _check_alike(rounds[0], result)
-        for key in _served(result):
-            _check_same_model(key, firsts.setdefault((result.cell.model, key), result), result)
+        for key, found in _served(result).items():
+            first, before = firsts.setdefault((result.cell.model, key), (result.cell.name, found))
+            if before != found:
+                raise ValueError(
+                    f"cells of {result.cell.model} must be alike in {key}, but {first} has {before} and "
+                    f"{result.cell.name} has {found}: the page would be of neither; give each a folder of its own"
+                )
     rows = [
-        Row(
-            cell=cell,
-            results=sorted(found, key=lambda result: result.cell.round),
-            stable=[result.report for result in found if result.status == "stable" and result.report],
-        )
-        for cell, found in groups.items()
+        Row(cell=cell, results=sorted(rounds, key=lambda result: result.cell.round)) for cell, rounds in groups.items()
     ]
     rows.sort(key=lambda row: (row.group, row.cell.input, row.cell.duration_s, row.cell.batch, _load(row)))
     return rows
@@ -196,15 +200,6 @@ def _served(result: Result) -> dict[str, object]:
     if result.cell.input == "file":  # samples have no format
         served["format"] = speech.format
     return served
-
-
-def _check_same_model(key: str, first: Result, other: Result) -> None:
-    before, found = _served(first)[key], _served(other)[key]
-    if before != found:
-        raise ValueError(
-            f"cells of {other.cell.model} must be alike in {key}, but {first.cell.name} has {before} and "
-            f"{other.cell.name} has {found}: the page would be of neither; give each a folder of its own"
-        )
 
 
 def _load(row: Row) -> tuple[float, float]:
