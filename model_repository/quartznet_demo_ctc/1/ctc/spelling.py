@@ -83,13 +83,13 @@ def _own_marks(labels: tuple[str, ...]) -> Mapping[int, str]:
 
 def _take_apart(character: str) -> Iterator[str]:
     """Yield a character as a letter and its marks: all of them, or all but one (Vietnamese ê and a tone)."""
-    letter, *marks = [*unicodedata.normalize("NFD", character)]
-    yield "".join([letter, *marks])
+    apart = unicodedata.normalize("NFD", character)
+    yield apart
+    letter, marks = apart[0], apart[1:]
     for i, mark in enumerate(marks):
-        parts = unicodedata.normalize("NFC", letter + mark) + "".join(marks[:i] + marks[i + 1 :])
-        if unicodedata.normalize("NFC", parts) == unicodedata.normalize(
-            "NFC", character
-        ):  # not of marks in another order
+        parts = unicodedata.normalize("NFC", letter + mark) + marks[:i] + marks[i + 1 :]
+        # With marks in another order, it would be another character.
+        if unicodedata.normalize("NFD", parts) == apart:
             yield parts
 
 
