@@ -130,7 +130,7 @@ def test_memory_is_that_of_the_raw_file():
     samples = {sample.requests: sample for sample in measurement.samples}
     rest, early, late = (samples[requests].pss / 2**20 for requests in (0, 2_000, 10_000))
     page = read("perf/docs/server.md")
-    assert f"{rest:.0f} MiB (PSS of all processes) at rest, {early:.0f} MiB after 2,000 clips" in page
+    assert f"AVX-512: {rest:.0f} MiB (PSS of all processes) at rest, {early:.0f} MiB after 2,000 clips" in page
     assert f"and {late:.0f} MiB after 10,000" in page
     slope_kb = memory_results.trend_of(measurement).slope / 1e3
     assert f"the last 8,000 clips added {late - early:.0f} MiB, {slope_kb:.1f} kB a request" in page
