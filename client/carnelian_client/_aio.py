@@ -240,9 +240,7 @@ class AsyncCarnelianClient:
                     outcome: Transcript | CarnelianClientError
                     retry = self._settings.retry if span.is_final else ONCE
                     try:
-                        outcome = span.transcript or await self._transcribe(
-                            (span.samples, rate), model, timeout_s, None, options, retry
-                        )
+                        outcome = await self._transcribe((span.samples, rate), model, timeout_s, None, options, retry)
                     except CarnelianClientError as error:
                         outcome = without_frames(error)
                     if heard := stream.heard(span, outcome):

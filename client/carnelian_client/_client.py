@@ -300,9 +300,7 @@ class CarnelianClient:
                 outcome: Transcript | CarnelianClientError
                 retry = self._settings.retry if span.is_final else ONCE
                 try:
-                    outcome = span.transcript or self._transcribe(
-                        (span.samples, rate), model, timeout_s, None, options, retry
-                    )
+                    outcome = self._transcribe((span.samples, rate), model, timeout_s, None, options, retry)
                 except CarnelianClientError as error:
                     outcome = without_frames(error)
                 if heard := stream.heard(span, outcome):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ._audio import check_rate, check_samples
@@ -53,13 +53,6 @@ class Span:
     """[samples] or [samples, channels], as they came."""
     asked_s: float = field(default_factory=time.monotonic, repr=False)
     """The clock when it was made."""
-    transcript: Transcript | None = field(default=None, repr=False)
-    """What the server understood, if an interim result has told that already: nothing need be asked."""
-
-    @property
-    def key(self) -> tuple[int, float, float]:
-        """What spans of the same audio have in common: the utterance, and where they begin and end in seconds."""
-        return self.index, self.start_s, self.end_s
 
 
 class Stream:
@@ -79,8 +72,6 @@ class Stream:
         self._index = 0
         self._request_s = 0.0
         """How long the last request took."""
-        self._understood: tuple[tuple[int, float, float], Transcript] | None = None
-        """What identifies the last span that was understood, and its transcript."""
         # Positions below are frames from the beginning of the audio.
         self._held: list[Block] = []
         self._held_from = self._held_to = 0
@@ -132,10 +123,8 @@ class Stream:
         Raises:
             CarnelianClientError: the outcome, if all later ones would be the same.
         """
-        if span.transcript is None:
-            self._request_s = time.monotonic() - span.asked_s
+        self._request_s = time.monotonic() - span.asked_s
         if isinstance(outcome, Transcript):
-            self._understood = span.key, outcome
             transcript = transcript_from_result(later(outcome.raw, span.start_s), outcome.request_id)
             return Utterance(span.index, span.start_s, span.end_s, span.is_final, transcript)
         outcome.clip = f"live audio, from {span.start_s:.1f} to {span.end_s:.1f} s"
@@ -181,8 +170,6 @@ class Stream:
 
     def _final(self, begin: int, end: int) -> Span:
         span = self._span(begin, end, is_final=True)
-        if self._understood is not None and self._understood[0] == span.key:
-            span = replace(span, transcript=self._understood[1])
         self._index += 1
         self._final_to = end
         return span

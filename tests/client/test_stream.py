@@ -86,27 +86,6 @@ def test_interim_results_are_not_tried_again(endpoint, client, triton, says_how_
         assert len(second) > len(first)
 
 
-def test_a_final_result_of_what_an_interim_one_told_is_not_asked_for(endpoint, client, triton, says_how_long, talk):
-    """As of a recording that ends in an utterance and comes in one block."""
-
-    async def hear(blocks):
-        async with AsyncCarnelianClient(endpoint.url) as twin:
-            return [each async for each in twin.transcribe_stream(blocks, RATE)]
-
-    whole = [talk[: 4 * RATE]]
-    for listen in (lambda: list(client.transcribe_stream(whole, RATE)), lambda: asyncio.run(hear(whole))):
-        triton.requests.clear()
-        interim, final = listen()
-        assert [interim.is_final, final.is_final] == [False, True]
-        assert (interim.end_s, interim.transcript) == (final.end_s, final.transcript)
-        assert len(triton.requests) == 1
-        triton.requests.clear()
-        triton.script = [BUSY]
-        [final] = listen()  # which is asked for if the interim one failed
-        assert final.is_final
-        assert len(triton.requests) == 2
-
-
 def test_the_twin_hears_the_same(endpoint, client, says_how_long, talk):
     closed = []
 

@@ -91,17 +91,6 @@ def test_a_slow_server_is_asked_less_often(stream, talk, make_result):
     assert all(np.diff(asked_s) >= 1.4)
 
 
-def test_what_is_not_asked_for_says_nothing_of_how_slow_the_server_is(stream, talk, make_result):
-    slow = stream(interim_s=0.2)
-    [interim] = slow.add(talk[: 4 * RATE])
-    understood = transcript_from_result(make_result(), "")
-    slow.heard(dataclasses.replace(interim, asked_s=interim.asked_s - 3), understood)
-    [final] = slow.end()
-    assert final.transcript == understood
-    slow.heard(final, final.transcript)
-    assert slow._request_s >= 3
-
-
 def test_an_utterance_of_any_length_is_cut_in_its_second_half(stream, voices):
     talk = np.tile(voices[0], 10)
     finals = finals_of(stream(longest_s=10, interim_s=None), talk)
