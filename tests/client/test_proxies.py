@@ -105,6 +105,25 @@ def test_http_passes_nginx_with_a_content_type_that_triton_survives(proxy, wav):
         urllib.request.urlopen(f"{url}/models/stats", timeout=60, context=context)
 
 
+def test_web_pages_may_call_with_the_lines_of_the_page(server, wav, tmp_path):
+    try:
+        SCRIPT["find"]("nginx")
+    except RuntimeError as error:
+        pytest.skip(str(error))
+    marks = r"# (?=add_header|if \(\$request_method)"
+    with SCRIPT["Proxy"]("nginx", (server, server), tmp_path, without=marks) as proxy:
+        context = ssl.create_default_context(cafile=proxy.certificate)
+        url = f"https://localhost:{proxy.port}/v2/models/quartznet_demo/infer"
+        headers = {"Inference-Header-Content-Length": "0"}
+        preflight = urllib.request.Request(url, headers=headers, method="OPTIONS")
+        for request in (preflight, urllib.request.Request(url, wav, headers)):
+            with urllib.request.urlopen(request, timeout=60, context=context) as answer:
+                assert answer.headers["Access-Control-Allow-Origin"] == "https://app.example.com"
+                assert "inference-header-content-length" in answer.headers["Access-Control-Allow-Headers"]
+                body = answer.read()
+        assert b"TRANSCRIPT" in body
+
+
 def test_the_script_ends_if_an_event_cannot_be_made(proxy, server):
     def fail(*_):
         raise ConnectionRefusedError("no stats socket")

@@ -213,6 +213,31 @@ def test_generate_takes_the_numbers_and_options_beside_them(post):
     assert json.loads(answer)["TRANSCRIPT"].startswith(READ_WITH_NGRAM)
 
 
+def test_generate_of_samples_takes_one_clip(post):
+    status, answer, _ = post("quartznet_demo_pcm", {"SIGNAL": [0.0] * 16000, "SIGNAL_LENGTH": 16000}, path="generate")
+    assert status == 200
+    assert json.loads(answer)["TRANSCRIPT"] == ""
+
+
+def test_outputs_may_come_as_bytes_on_request(post):
+    clip = CLIP.read_bytes()
+    status, answer, headers = post("quartznet_demo", request_of(clip, {"binary_data_output": True}), clip)
+    assert status == 200
+    outputs = split_binary(answer, int(headers["Inference-Header-Content-Length"]))
+    assert json.loads(outputs["RESULT"])["text"] == outputs["TRANSCRIPT"] != ""
+
+
+@pytest.mark.parametrize(
+    ("document", "data", "expected"),
+    [(request_of(b"text"), b"text", (400, "text/plain")), ({"inputs": 1}, b"", (500, "application/json"))],
+    ids=["no-audio", "damaged-request"],
+)
+def test_the_message_of_an_error_is_in_json_whatever_its_type(document, data, expected, post):
+    status, answer, headers = post("quartznet_demo", document, data)
+    assert (status, headers["Content-Type"]) == expected
+    assert json.loads(answer)["error"]
+
+
 @pytest.mark.parametrize(("encoding", "pack"), [("gzip", gzip.compress), ("deflate", zlib.compress)])
 def test_bodies_may_be_packed_and_the_header_counts_them_unpacked(post, encoding, pack):
     clip = CLIP.read_bytes()
