@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from carnelian_export import repository
+from carnelian_export import repository, staging
 from carnelian_export.repository import write_model
 from carnelian_export.stages import RepositoryError
 from carnelian_export.target import Target
@@ -113,7 +113,7 @@ def test_the_disk_holds_all_of_a_model_before_a_server_can_find_it(tmp_path, con
 
     def note(descriptor):
         fsync(descriptor)
-        assert not (tmp_path / "r").exists()
+        assert not list((tmp_path / "r").iterdir())
         held.add(os.fstat(descriptor).st_ino)
 
     monkeypatch.setattr(os, "fsync", note)
@@ -129,69 +129,73 @@ def test_a_disk_without_room_is_named_and_the_old_model_stays(tmp_path, room, co
     assert contents(tmp_path) == before
 
 
-def test_exports_into_one_repository_put_their_folders_in_place_one_after_the_other(
-    tmp_path, config, network, monkeypatch
-):
-    """Their renames came between one another, and the release that the other had just put there was not looked at."""
+@pytest.mark.parametrize("inside", [False, True])
+def test_exports_into_one_repository_take_turns(tmp_path, config, network, monkeypatch, inside):
+    """The one that ended first deleted the work of the other, which was in a folder of its model; or renames mixed."""
+    if inside:
+        (tmp_path / "r").mkdir()
+        forbid(tmp_path, monkeypatch)
     rename, refused = Path.rename, []
 
-    def meanwhile(path, target):
-        if not refused:
-            handle = os.open(tmp_path / "r", os.O_RDONLY)
-            with pytest.raises(BlockingIOError) as error:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)  # what the other would wait for
-            os.close(handle)
-            refused.append(error)
-        return rename(path, target)
-
-    monkeypatch.setattr(Path, "rename", meanwhile)
-    write_model(tmp_path / "r", "tiny", config, network)
-    assert refused
-
-
-def test_exports_that_work_inside_a_repository_take_turns(tmp_path, config, network, monkeypatch):
-    """The one that ended first deleted the other's work, with the model in whose folder it was."""
-    (tmp_path / "r").mkdir()
-    forbid(tmp_path, monkeypatch)
-    write_model(tmp_path / "r", "tiny", config, network)
-    handle = os.open(tmp_path / "r", os.O_RDONLY)
-
-    def meanwhile(*_):
+    def meanwhile(step):
+        handle = os.open(tmp_path / "r", os.O_RDONLY)
         with pytest.raises(BlockingIOError):
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)  # what the other would wait for
-        return 0.0
+        os.close(handle)
+        refused.append(step)
 
-    monkeypatch.setattr(repository, "write_acoustic", meanwhile)
+    monkeypatch.setattr(repository, "write_acoustic", lambda *_: meanwhile("export") or 0.0)
+    monkeypatch.setattr(Path, "rename", lambda path, target: meanwhile("rename") or rename(path, target))
     write_model(tmp_path / "r", "tiny", config, network)
-    os.close(handle)
+    assert refused == ["export", *["rename"] * 6]
 
 
-def test_an_export_says_what_it_waits_for(tmp_path, config, network, monkeypatch):
+@pytest.fixture
+def other_export(tmp_path, monkeypatch):
+    """Lets another export hold the repository `r`; `end(act)` acts and ends it once the tested one waits."""
     (tmp_path / "r").mkdir()
     handle, said = os.open(tmp_path / "r", os.O_RDONLY), []
     fcntl.flock(handle, fcntl.LOCK_EX)
 
-    def end(message, *values):
-        said.append(message % values)
-        os.close(handle)
+    def end(act=lambda: None):
+        def warn(message, *values):
+            monkeypatch.undo()
+            said.append(message % values)
+            os.close(handle)
+            act()
 
-    monkeypatch.setattr(repository.logger, "warning", end)
+        monkeypatch.setattr(staging.logger, "warning", warn)
+        return said
+
+    return end
+
+
+def test_an_export_says_what_it_waits_for(tmp_path, config, network, other_export):
+    said = other_export()
     write_model(tmp_path / "r", "tiny", config, network)
     assert said == [f"another export writes into {tmp_path / 'r'}: waiting until it has ended"]
 
 
-def test_a_release_that_another_export_has_put_there_meanwhile_stays(tmp_path, config, network, monkeypatch):
+def test_a_release_that_another_export_has_put_there_meanwhile_stays(tmp_path, config, network, other_export):
     other = dataclasses.replace(config, labels=config.labels[::-1])
-
-    def meanwhile(*_):
-        monkeypatch.undo()
-        write_model(tmp_path / "r", "tiny", other, network)
-        return 0.0
-
-    monkeypatch.setattr(repository, "write_acoustic", meanwhile)
+    other_export(lambda: write_model(tmp_path / "r", "tiny", other, network))
     with pytest.raises(RepositoryError, match="has other values of labels"):
         write_model(tmp_path / "r", "tiny", config, network)
     assert json.loads((tmp_path / "r" / "tiny_ctc" / "1" / "ctc.json").read_text())["labels"] == list(other.labels)
+
+
+def test_a_repository_that_a_failed_export_has_removed_is_made_anew(tmp_path, config, network, other_export, folders):
+    other_export((tmp_path / "r").rmdir)
+    write_model(tmp_path / "r", "tiny", config, network)
+    assert sorted(p.name for p in (tmp_path / "r").iterdir()) == folders
+
+
+def test_an_export_that_fails_leaves_no_folder_that_it_made(tmp_path, config):
+    (tmp_path / "old").mkdir()
+    for repository_path in (tmp_path / "old" / "new" / "r", tmp_path / "old"):
+        with pytest.raises(ValueError, match="evaluation mode"):
+            write_model(repository_path, "tiny", config, build_model(config))
+    assert not list((tmp_path / "old").iterdir())
 
 
 def test_a_full_folder_of_temporary_files_is_named(tmp_path, mount_tmpfs, config, network, monkeypatch):
