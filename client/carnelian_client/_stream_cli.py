@@ -174,6 +174,7 @@ def _blocks(file: BinaryIO) -> Iterator[tuple[int, Block]]:
                     "MP3 that counts its frames cannot be read as it comes; use `--long -`, which waits for its end, "
                     "or write WAV, as `ffmpeg -f wav -` does"
                 )
+            source.seekable = lambda: False  # as of an `AudioFile`
             size = max(round(BLOCK_S * source.samplerate), 1)
             dtype = "int16" if source.subtype == "PCM_16" else "float32"
             while len(block := source.read(size, dtype)):

@@ -22,7 +22,7 @@ import pytest
 import soundfile
 from carnelian_client import Utterance
 from carnelian_client.__main__ import main
-from carnelian_client._stream_cli import _last_cells
+from carnelian_client._stream_cli import _blocks, _last_cells
 
 RATE = 16_000
 COMMAND = [sys.executable, "-m", "carnelian_client", "--stream"]
@@ -228,6 +228,16 @@ def test_a_file_is_read_as_a_pipe_is(transcribe, endpoint, utterances, talk, tmp
     path = tmp_path / "talk.flac"
     soundfile.write(path, talk, RATE)
     assert transcribe(path, "--url", endpoint.url) == (0, final_lines(utterances), "")
+
+
+def test_blocks_of_an_mp3_file_are_its_samples(talk, tmp_path):
+    """At a low rate, frames share bits, which were lost between blocks."""
+    path = tmp_path / "talk.mp3"
+    soundfile.write(path, np.repeat(talk[: 5 * RATE], 3), 48_000, compression_level=0.99, bitrate_mode="CONSTANT")
+    with path.open("rb") as file:
+        blocks = [block for _, block in _blocks(file)]
+    assert len(blocks) > 1
+    np.testing.assert_array_equal(np.concatenate(blocks), soundfile.read(path, dtype="float32")[0])
 
 
 def test_what_failed_is_told_and_the_rest_is_printed(transcribe, endpoint, triton, utterances, talk, tmp_path):
