@@ -64,8 +64,8 @@ def main() -> None:
     try:
         app()
     except ModuleNotFoundError as error:
-        install = f"pip install 'carnelian-perf[{_choose_extra(error.name or '')}]'"
-        _fail(f"{error.name} is needed for this; install it with: {install}", error)
+        extra = _choose_extra(error.name or "")
+        _fail(f"{error.name} is needed for this; install carnelian-perf's extra {extra}, as perf/README.md says", error)
     except (ValueError, OSError, RuntimeError) as error:
         _fail(str(error) or type(error).__name__, error)
 

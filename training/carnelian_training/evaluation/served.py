@@ -72,8 +72,8 @@ def connect(url: str, model: str) -> "CarnelianClient":
         from carnelian_client import CarnelianClient, CarnelianClientError
     except ModuleNotFoundError as error:
         raise RuntimeError(
-            f"evaluating a server needs the SDK, but {error.name} is not installed; install it with: pip install "
-            "carnelian-client"
+            f"evaluating a server needs the SDK, but {error.name} is not installed; install carnelian-client from "
+            "where carnelian-training came (in a clone: pip install ./client)"
         ) from error
     client = CarnelianClient(url, model=model)
     why = ""
