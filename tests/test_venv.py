@@ -52,6 +52,14 @@ def test_one_without_a_record_gets_it_if_it_was_made_here(clone, tmp_path):
     assert (clone / ".venv" / ".made-in").read_text() == f"{clone.resolve()}\n"
 
 
+def test_one_from_a_folder_below_is_not_taken_for_one_of_here(clone, tmp_path):
+    shutil.copytree(clone / ".venv", tmp_path / ".venv", symlinks=True)
+    (tmp_path / ".venv" / ".made-in").unlink()
+    pip = tmp_path / ".venv" / "bin" / "pip"
+    pip.write_text(pip.read_text().replace(str(clone), str(tmp_path / "below")))
+    assert run(tmp_path).returncode == 1
+
+
 def test_what_it_did_not_make_is_not_emptied(tmp_path):
     (tmp_path / ".venv").mkdir()
     (tmp_path / ".venv" / "notes").write_text("dear")
