@@ -58,6 +58,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions
 
 @app.command(epilog=f"An API key is read from the environment variable {API_KEY_VARIABLE}.")
 def transcribe(
+    context: typer.Context,
     files: Annotated[list[str], typer.Argument(metavar="FILE...", help="Audio files; - is the standard input.")],
     url: Annotated[str, typer.Option(help="host:port of Triton's gRPC endpoint.")] = DEFAULT_URL,
     model: Annotated[str, typer.Option(help="Name of the model.")] = DEFAULT_MODEL,
@@ -71,29 +72,19 @@ def transcribe(
         typer.Option("--stream", help="Audio that still arrives, through a pipe: print each utterance when it ends."),
     ] = False,
     longest_piece_s: Annotated[
-        float | None,
-        typer.Option(
-            "--longest-piece",
-            help="With --long or --stream, seconds of the longest piece, 5 to 60.",
-            show_default=f"{DEFAULT_LONGEST_S:g}",
-        ),
-    ] = None,
+        float,
+        typer.Option("--longest-piece", help="With --long or --stream, seconds of the longest piece, 5 to 60."),
+    ] = DEFAULT_LONGEST_S,
     pause_s: Annotated[
-        float | None,
-        typer.Option(
-            "--pause",
-            help="With --stream, seconds of silence that end an utterance, 0.1 to 5.",
-            show_default=f"{DEFAULT_PAUSE_S:g}",
-        ),
-    ] = None,
+        float, typer.Option("--pause", help="With --stream, seconds of silence that end an utterance, 0.1 to 5.")
+    ] = DEFAULT_PAUSE_S,
     interim_s: Annotated[
-        float | None,
+        float,
         typer.Option(
             "--interim",
             help="With --stream, seconds between interim results, which a terminal and JSON show; 0 for none.",
-            show_default=f"{DEFAULT_INTERIM_S:g}",
         ),
-    ] = None,
+    ] = DEFAULT_INTERIM_S,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -109,9 +100,7 @@ def transcribe(
     timeout_s: Annotated[
         float, typer.Option("--timeout", help="Seconds for one file; with --long or --stream, for a piece of it.")
     ] = DEFAULT_TIMEOUT_S,
-    concurrency: Annotated[
-        int | None, typer.Option(min=1, help="Requests in flight at a time.", show_default=f"{DEFAULT_CONCURRENCY}")
-    ] = None,
+    concurrency: Annotated[int, typer.Option(min=1, help="Requests in flight at a time.")] = DEFAULT_CONCURRENCY,
     attempts: Annotated[
         int,
         typer.Option(min=1, help="Tries while the server is away or busy; 5 outlast 1.5 s, 20 outlast 38 s."),
@@ -137,62 +126,25 @@ def transcribe(
     subtitles, or CTM instead. A file that fails is reported on the standard error and the others go on; the exit status
     is then 1. It is 2 for wrong use.
     """
-    if as_json and output not in ("text", "json"):
-        raise typer.BadParameter(f"--json must come without another --format, but that is {output}; drop one")
-    kind = "json" if as_json else output
-    if kind in ("srt", "vtt") and len(files) > 1 and out is None:
-        raise typer.BadParameter(
-            f"--format {kind} must have one file, or --out for a file each; there are {len(files)}"
-        )
     decoding = _options(options or [])
-    if is_long and "n_best" in decoding:
-        raise typer.BadParameter("--long must come without the option n_best: alternatives belong to a piece of a file")
-    if longest_piece_s is not None and not (is_long or is_stream):
-        raise typer.BadParameter("--longest-piece must come with --long or --stream: other files are sent whole")
-    if not is_stream and not (pause_s is interim_s is None):
-        raise typer.BadParameter("--pause and --interim must come with --stream: other files have no utterances")
-    if is_stream and concurrency is not None:
-        raise typer.BadParameter("--concurrency must come without --stream: one utterance is sent after the other")
-    if is_stream and (len(files) > 1 or is_long or out is not None or kind not in ("text", "json")):
-        raise typer.BadParameter(
-            "--stream must have one file, and must come without --long, --out, and other formats than text and json"
-        )
-    longest_piece_s = DEFAULT_LONGEST_S if longest_piece_s is None else longest_piece_s
-    pause_s = DEFAULT_PAUSE_S if pause_s is None else pause_s
-    interim_s = DEFAULT_INTERIM_S if interim_s is None else interim_s or None
-    concurrency = DEFAULT_CONCURRENCY if concurrency is None else concurrency
+    _check(_given_options(context), files, output, decoding)
+    kind = "json" if as_json else output
     targets = _targets(files, out, kind)
-    if STDIN in files and sys.stdin is None:
-        raise typer.BadParameter("- must be the standard input, but it is closed")
-    if out is None and sys.stdout is None:
-        raise typer.BadParameter("the standard output must be open, but it is closed; open it, or use --out")
     prepare_stdout(kind)
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC would write its own lines beside our messages
     try:
         check_longest_piece(longest_piece_s)
         check_pause(pause_s)
-        check_interim(interim_s)
+        check_interim(interim_s or None)
         encryption = TLS(ca_path=ca, cert_path=cert, key_path=key) if tls or ca or cert or key else None
-        api_key = os.environ.get(API_KEY_VARIABLE) or None
-        client = CarnelianClient(
-            url,
-            model=model,
-            timeout_s=timeout_s,
-            retry=RetryPolicy(num_attempts=attempts),
-            tls=encryption,
-            api_key=api_key,
-        )
+        client = _connect(url, model, timeout_s, attempts, encryption)
     except (ValueError, OSError) as error:
         raise typer.BadParameter(str(error)) from error
-    if api_key and not (encryption or OWN_ADDRESS.fullmatch(url)):
-        _tell(f"{API_KEY_VARIABLE} is sent unencrypted; use --tls if others share the network")
-
-    has_failed = False
     with client:
         if is_stream:
             hear = functools.partial(
                 client.transcribe_stream,
-                interim_s=interim_s,
+                interim_s=interim_s or None,
                 pause_s=pause_s,
                 longest_piece_s=longest_piece_s,
                 **decoding,
@@ -204,6 +156,7 @@ def transcribe(
             else:
                 outcomes = _transcribe_many(client, files, concurrency, decoding)
             failures = deliver_all(outcomes, kind, files, targets)
+        has_failed = False
         for failure in failures:
             has_failed = True
             _tell(failure.translate(CONTROLS))
@@ -211,6 +164,48 @@ def transcribe(
         if out is None:
             drop_unprinted()
         raise typer.Exit(1)
+
+
+def _given_options(context: typer.Context) -> set[str]:
+    sources = {param.opts[0]: context.get_parameter_source(param.name or "") for param in context.command.params}
+    return {option for option, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
+
+
+def _check(given: set[str], files: list[str], output: OutputFormat, decoding: DecodingOptions) -> None:
+    """Refuse options that do not go together, and streams that are closed."""
+    is_plain = output in ("text", "json")
+    if "--json" in given and not is_plain:
+        raise typer.BadParameter(f"--json must come without another --format, but that is {output}; drop one")
+    if output in ("srt", "vtt") and len(files) > 1 and "--out" not in given:
+        raise typer.BadParameter(
+            f"--format {output} must have one file, or --out for a file each; there are {len(files)}"
+        )
+    if "--long" in given and "n_best" in decoding:
+        raise typer.BadParameter("--long must come without the option n_best: alternatives belong to a piece of a file")
+    if "--longest-piece" in given and not given & {"--long", "--stream"}:
+        raise typer.BadParameter("--longest-piece must come with --long or --stream: other files are sent whole")
+    if given & {"--pause", "--interim"} and "--stream" not in given:
+        raise typer.BadParameter("--pause and --interim must come with --stream: other files have no utterances")
+    if given >= {"--concurrency", "--stream"}:
+        raise typer.BadParameter("--concurrency must come without --stream: one utterance is sent after the other")
+    if "--stream" in given and (len(files) > 1 or given & {"--long", "--out"} or not is_plain):
+        raise typer.BadParameter(
+            "--stream must have one file, and must come without --long, --out, and other formats than text and json"
+        )
+    if STDIN in files and sys.stdin is None:
+        raise typer.BadParameter("- must be the standard input, but it is closed")
+    if "--out" not in given and sys.stdout is None:
+        raise typer.BadParameter("the standard output must be open, but it is closed; open it, or use --out")
+
+
+def _connect(url: str, model: str, timeout_s: float, attempts: int, tls: TLS | None) -> CarnelianClient:
+    """Return a client with the key of the environment; tell if others can read that."""
+    api_key = os.environ.get(API_KEY_VARIABLE) or None
+    retry = RetryPolicy(num_attempts=attempts)
+    client = CarnelianClient(url, model=model, timeout_s=timeout_s, retry=retry, tls=tls, api_key=api_key)
+    if api_key and not (tls or OWN_ADDRESS.fullmatch(url)):
+        _tell(f"{API_KEY_VARIABLE} is sent unencrypted; use --tls if others share the network")
+    return client
 
 
 def _transcribe_many(
