@@ -1,8 +1,8 @@
 """Reads NeMo manifests of whole files, with or without their texts.
 
 Error rates must be those of `carnelian-train evaluate`, so lines are read by the rules of
-`carnelian_training.data.manifest`. That module needs torch, which a light install lacks; one test holds both to the
-same rules.
+`carnelian_training.data.manifest`. Its distribution brings torch, which a light install lacks; one test holds both to
+the same rules.
 """
 
 import json
