@@ -56,6 +56,7 @@ def measure(sweep: Sweep, cell: Cell) -> Result:
     command: list[str] = []
     report, reason = None, None
     batches: dict[str, dict[int, int]] = {}
+    rate_per_s: float | None = None
     server_cpu_s = 0.0
     one_server: bool = sweep.facts["one_server"]
     busy = measure_busy_cores(0.5)
@@ -63,7 +64,8 @@ def measure(sweep: Sweep, cell: Cell) -> Result:
         cuts = _cut(sweep, cell.duration_s)
         expected = expect(sweep, cell)
         check_answers(sweep.target.client, cell, cuts, expected, most_cer)
-        command = _write_command(sweep, cell, cuts, None if most_cer else expected)
+        rate_per_s = find_rate(grid, sweep.done, cell)
+        command = _write_command(sweep, cell, cuts, None if most_cer else expected, rate_per_s)
         before = _count(sweep, cell)
         cpu_s = _read_cpu_s(sweep)
         report = perf_analyzer.run(command, folder, grid.timeout_s)
@@ -81,6 +83,9 @@ def measure(sweep: Sweep, cell: Cell) -> Result:
     clips = sum(size * count for size, count in batches.get("acoustic", {}).items())
     result = Result(
         cell=cell,
+        rate_per_s=rate_per_s,
+        least_requests=grid.requests,
+        stability_percent=grid.stability_percent,
         status="failed" if report is None else report.status,
         reason=reason,
         report=report,
@@ -187,7 +192,9 @@ def expect(sweep: Sweep, cell: Cell) -> list[str]:
     return sweep.expected[key]
 
 
-def _write_command(sweep: Sweep, cell: Cell, cuts: Sequence[Cut], expected: Sequence[str] | None) -> list[str]:
+def _write_command(
+    sweep: Sweep, cell: Cell, cuts: Sequence[Cut], expected: Sequence[str] | None, rate_per_s: float | None
+) -> list[str]:
     grid = sweep.grid
     # perf_analyzer's own check sees every answer under load, but works only in these cells, and knows no rounding.
     checked = (cell.input, cell.protocol, cell.shared_memory, cell.poisson_share) == ("file", "grpc", "none", None)
@@ -198,11 +205,10 @@ def _write_command(sweep: Sweep, cell: Cell, cuts: Sequence[Cut], expected: Sequ
             write_pcm(data, cuts)
         else:
             write_files(data, cuts, expected if checked else None)
-    if cell.poisson_share is None:
+    if rate_per_s is None:
         load = ["--concurrency-range", str(cell.concurrency)]
     else:
-        rate = find_rate(grid, sweep.done, cell)
-        load = ["--async", "--request-distribution", "poisson", "--request-rate-range", f"{rate:.3f}"]
+        load = ["--async", "--request-distribution", "poisson", "--request-rate-range", f"{rate_per_s:.3f}"]
     memory = [] if cell.shared_memory == "none" else ["--shared-memory", cell.shared_memory]
     return [
         *(str(sweep.program), "-v", "-m", cell.served_model),
@@ -220,13 +226,14 @@ def find_closed(grid: Grid, cell: Cell) -> Cell:
     return replace(cell, poisson_share=None, concurrency=max(grid.files.concurrency))
 
 
-def find_rate(grid: Grid, done: Mapping[str, Result], cell: Cell) -> float:
-    """Find the requests per second: the cell's share of the throughput of its closed loop.
+def find_rate(grid: Grid, done: Mapping[str, Result], cell: Cell) -> float | None:
+    """Find the requests per second: the cell's share of the throughput of its closed loop; None if it is closed itself.
 
     Raises:
         CellError: The closed loop has none.
     """
-    assert cell.poisson_share is not None
+    if cell.poisson_share is None:
+        return None
     closed = find_closed(grid, cell)
     found = done.get(closed.name)
     if found is None or found.report is None or not found.report.windows:
@@ -234,4 +241,4 @@ def find_rate(grid: Grid, done: Mapping[str, Result], cell: Cell) -> float:
     rate = found.clips_per_s
     if rate is None:  # unstable: its best window
         rate = max(window for window, _ in found.report.windows)
-    return cell.poisson_share * rate
+    return round(cell.poisson_share * rate, 3)

@@ -230,9 +230,7 @@ def _describe(rows: Sequence[Row], published: Published) -> str:
     machines = dict.fromkeys(result.say_machine() for result in results)
     versions = dict.fromkeys(result.say_versions() for result in results)
     limits = dict.fromkeys(
-        f"{percent} %, each of at least {requests} requests"
-        for result in results
-        for requests, percent in _LIMITS.findall(result.command)
+        f"{result.stability_percent:g} %, each of at least {result.least_requests} requests" for result in results
     )
     speech, accuracy = first.speech, first.accuracy
     rounds = [len(row.results) for row in rows]
@@ -250,7 +248,7 @@ def _describe(rows: Sequence[Row], published: Published) -> str:
         "length, and one request is in flight.",
         f"Runs: {', '.join(f'{count} {status}' for status, count in counts.items())}."
         + ("" if counts["failed"] else f" Each checked its transcripts{over}.")
-        + (f" Stable: the last three windows agree within {'; '.join(limits)}." if limits else ""),
+        + f" Stable: the last three windows agree within {'; '.join(limits)}.",
         f"The timed clips are {speech.clips} of each duration, cut from {speech.manifest}. "
         + (
             f"WER is measured on its {accuracy['utterances']:.0f} whole clips ({accuracy['words']:.0f} words)."
@@ -274,8 +272,6 @@ def _describe(rows: Sequence[Row], published: Published) -> str:
     return "".join(f"- {fact}\n" for fact in facts)
 
 
-_LIMITS = re.compile(r"--measurement-request-count (\d+) -s (\S+)")
-"""Matches the limits in the command of a cell: they may change between two runs of a sweep."""
 _SOURCE = "https://github.com/NVIDIA/DeepLearningExamples/tree/729963dd/PyTorch/SpeechRecognition"
 
 

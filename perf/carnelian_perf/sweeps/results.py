@@ -1,6 +1,5 @@
 """The result file of one cell of a sweep."""
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +17,6 @@ SEVERAL_SERVERS = (
     "Several servers answered at one address: latencies and throughput are of all together; times by stage and batch "
     "sizes are not known, since each server counts its own."
 )
-# Read back from the command, as old files have the rate nowhere else.
-_RATE = re.compile(r"--request-rate-range (\d+\.\d+)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +25,12 @@ class Result(RawFile):
 
     subject: Literal["sweep"] = "sweep"
     cell: Cell
+    rate_per_s: float | None
+    """Requests per second that perf_analyzer was to send in an open loop; None for a closed one, or if not found."""
+    least_requests: int
+    """Least number of requests in a window."""
+    stability_percent: float
+    """How far throughput and latency of the last three windows may lie apart."""
     status: Literal["stable", "unstable", "failed"]
     reason: str | None
     """Why the cell failed; None if it did not."""
@@ -35,9 +38,9 @@ class Result(RawFile):
     """What perf_analyzer found; None if the cell failed."""
     backend: str
     """Triton backend of the acoustic stage."""
-    configuration: str | None = None
+    configuration: str | None
     """SHA-256 of the configurations and versions of the model and its stages, as the server gives them: models with the
-    same value were served alike."""
+    same value were served alike. None if not known."""
     accuracy: dict[str, float]
     """`wer`, `cer`, `utterances` and `words` of the manifest's whole clips, through the same server; empty for random
     weights; without rates if the clips have no words."""
@@ -71,12 +74,6 @@ class Result(RawFile):
         if self.cell.concurrency is None:
             return self.report.clips_per_s
         return 1e3 * self.cell.concurrency * self.cell.batch / self.report.latency_ms["avg"]
-
-    @property
-    def rate_per_s(self) -> float | None:
-        """Requests per second that perf_analyzer was to send in an open loop; None for a closed one."""
-        found = _RATE.search(self.command)
-        return float(found[1]) if found else None
 
     @property
     def share(self) -> float | None:

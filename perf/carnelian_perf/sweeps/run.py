@@ -150,6 +150,6 @@ def _is_missing(grid: Grid, done: Mapping[str, Result], cell: Cell) -> bool:
     if find_closed(grid, cell).name not in done:
         return True  # as far as is known: its closed loop is measured first
     try:
-        return f"{rate:.3f}" != f"{find_rate(grid, done, cell):.3f}"
+        return rate != find_rate(grid, done, cell)
     except CellError:  # there is no other rate to measure at
         return False

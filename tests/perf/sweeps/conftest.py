@@ -92,17 +92,19 @@ def _make_result(cell: Cell, avg_ms: float | None = None, reason: str | None = N
         )
     return Result(
         cell=cell,
+        rate_per_s=None if cell.concurrency else cell.poisson_share * 160,
+        least_requests=5,
+        stability_percent=30,
         status=report.status if report else "failed",
         reason=reason,
         report=report,
         date="2026-01-01T00:00:00+00:00",
-        command="perf_analyzer"
-        if cell.concurrency
-        else f"perf_analyzer --request-rate-range {cell.poisson_share * 160:.3f}",
+        command="perf_analyzer",
         commit="0123456789ab",
         machine={"cpu": "a CPU", "cores": 2, "accelerator": "none", "system": "Linux"},
         versions={"tritonserver": "2.51.0"},
         backend="onnxruntime",
+        configuration=None,
         accuracy={"wer": 0.125, "cer": 0.05, "utterances": 6, "words": 80},
         speech=Speech(manifest="manifest.jsonl", format="flac", clips=16),
         others_busy_cores=0.1,

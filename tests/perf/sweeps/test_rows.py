@@ -59,14 +59,14 @@ def test_share_of_the_throughput_is_that_of_each_round(file_cell, make_result):
     opened = [
         dataclasses.replace(
             make_result(dataclasses.replace(file_cell, concurrency=None, poisson_share=0.5, round=number), avg_ms),
-            command=f"perf_analyzer --request-rate-range {rate:.3f}",
+            rate_per_s=rate,
         )
         for number, (avg_ms, rate) in enumerate(((30.0, 15), (30.0, 30), (None, 60), (45.0, 10)), 1)
     ]
     (row,) = make_rows(opened)
     assert row.load == "Poisson, 50% asked for, 100% reached"  # 30 of 30, 30 of 60, unstable, 20 of 20
     failed = dataclasses.replace(opened[0], status="failed", report=None)
-    for one in (failed, opened[2], dataclasses.replace(opened[0], command="perf_analyzer")):
+    for one in (failed, opened[2], dataclasses.replace(opened[0], rate_per_s=None)):
         assert make_rows([one])[0].load == "Poisson, 50% asked for"
 
 
@@ -80,10 +80,10 @@ def test_rounds_that_failed_have_words_beside_those_that_did_not(static_cell, ma
     assert one.troubles == ["round 2 unstable: windows of 10.0 to 20.0 clips/s"]
     page = render_page(rows, {}, "small", {})
     assert "- 2 s, batch 1: round 2 failed: gone\n" in page
-    assert "- Runs: 1 stable, 0 unstable, 1 failed.\n" in page
-    assert "0 failed. Each checked its transcripts.\n" in render_page(make_rows([row.results[0]]), {}, "a", {})
+    assert "- Runs: 1 stable, 0 unstable, 1 failed. Stable: " in page
+    assert "0 failed. Each checked its transcripts. Stable: " in render_page(make_rows([row.results[0]]), {}, "a", {})
     over_http = make_rows([make_result(dataclasses.replace(static_cell, protocol="http"), 40.0)])
-    assert "0 failed. Each checked its transcripts, over gRPC.\n" in render_page(over_http, {}, "a", {})
+    assert "0 failed. Each checked its transcripts, over gRPC. Stable: " in render_page(over_http, {}, "a", {})
 
 
 def test_cpu_time_and_batches_are_those_of_the_stable_rounds(static_cell, make_result):
