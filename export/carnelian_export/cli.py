@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from carnelian_training.command_options import escape_output, folder, version_option
+from carnelian_training.command_options import escape_output, folder, given_options, version_option
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -72,7 +72,7 @@ def export(
     for path in filter(None, (repository, out)):
         _check_openable(path)
     if out is not None:
-        if others := _given_options(context) - {"--name", "--out"}:
+        if others := given_options(context) - {"--name", "--out"}:
             raise typer.BadParameter(
                 "--out, of a language model, must come with no option of a recogniser, but there is "
                 f"{', '.join(sorted(others))}"
@@ -127,15 +127,6 @@ def _check_openable(path: Path) -> None:
             "--repository and --out must be UTF-8, in a locale of UTF-8 such as LC_ALL=C.UTF-8, for ONNX Runtime opens "
             f"no other paths, but there is {os.fsencode(path.resolve())!r}"
         ) from error
-
-
-def _given_options(context: typer.Context) -> set[str]:
-    sources = {param.opts[0]: context.get_parameter_source(param.name or "") for param in context.command.params}
-    return {
-        option
-        for option, source in sources.items()
-        if option.startswith("--") and source is not None and source.name == "COMMANDLINE"
-    }
 
 
 def _export_language_model(source: Path, name: str | None, out: Path) -> None:

@@ -116,7 +116,7 @@ def test_mistakes_are_aligned_and_counted(heard):
 
 def test_mistakes_are_of_characters_where_there_are_no_words():
     clips = [Clip(Path("a.wav"), 1.0, "你好吗"), Clip(Path("b.wav"), 1.0, "好")]
-    lines = render_mistakes(Evaluation(clips, ["你号吗啊", "好"]), 3, has_spaces=False).splitlines()
+    lines = render_mistakes(Evaluation(clips, ["你号吗啊", "好"], has_spaces=False), 3).splitlines()
     assert lines[:4] == [
         "substitutions 1, deletions 0, insertions 1",
         "     1  好 -> 号",

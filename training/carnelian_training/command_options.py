@@ -26,6 +26,16 @@ def version_option(distribution: str) -> Any:
     return typer.Option("--version", callback=show, is_eager=True, help="Print the version and exit.")
 
 
+def given_options(context: typer.Context) -> set[str]:
+    """Return which options the command line names, as against those that have their defaults."""
+    sources = {param.opts[0]: context.get_parameter_source(param.name or "") for param in context.command.params}
+    return {
+        option
+        for option, source in sources.items()
+        if option.startswith("--") and source is not None and source.name == "COMMANDLINE"
+    }
+
+
 def check_writable(path: Path | None) -> Path | None:
     """Check before the work that `path`, unless None, can be written afterwards; return it.
 

@@ -3,11 +3,14 @@
 import logging
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from carnelian_training.command_options import check_writable
+from carnelian_training.command_options import check_writable, given_options
+
+if TYPE_CHECKING:
+    from carnelian_training.evaluation.error_rates import Evaluation
 
 Decoder = Annotated[str | None, typer.Option("--decoder", help="greedy, beam, or ngram with a language model.")]
 LanguageModel = Annotated[
@@ -26,6 +29,7 @@ SERVED = "quartznet_demo"
 
 
 def evaluate(
+    context: typer.Context,
     paths: Annotated[
         list[Path],
         typer.Argument(help="A checkpoint, ours or another toolkit's, then NeMo JSON lines; with --url these alone."),
@@ -63,36 +67,15 @@ def evaluate(
     """
     from carnelian_training.replacement import check_apart
 
-    if url == "":
-        raise typer.BadParameter("--url must be host:port, but is empty")
-    if model is not None and url is None:
-        raise typer.BadParameter("--model must come with --url: it is the name of a served model")
-    if model == "":
-        raise typer.BadParameter("--model must be the name of a served model, but is empty")
-    if (table or url) and (processes := int(os.environ.get("WORLD_SIZE", 1))) > 1:
-        raise typer.BadParameter(f"--table and --url must run in one process, not in {processes}: leave out `torchrun`")
-    has_spaces = True  # a server does not say its labels
+    _check_evaluation(given_options(context), paths, url, model)
+    language_models = (language_model, neural_language_model, lm_weights)
     if out is not None:
-        check_apart(out, *paths, language_model, neural_language_model, lm_weights)
+        check_apart(out, *paths, *language_models)
     if table:
-        if decoder or options or mistakes:
-            raise typer.BadParameter(
-                "--table must come without --decoder, --option and --mistakes: it has its own rows"
-            )
-        if len(paths) < 2:
-            raise typer.BadParameter("give CHECKPOINT MANIFEST...")
-        _compare(paths, language_model, neural_language_model, lm_weights, url, model, out)
+        _compare(paths, *language_models, url, model, out)
         return
-    expected = ["MANIFEST"] if url else ["CHECKPOINT", "MANIFEST"]
-    if url and (language_model or neural_language_model or lm_weights):
-        raise typer.BadParameter(
-            "--lm, --neural-lm and --lm-weights must not be given with --url: a server has what it was exported with"
-        )
-    if len(paths) != len(expected):
-        raise typer.BadParameter(f"give {' '.join(expected)}, not {len(paths)} paths")
 
     from carnelian_training.evaluation.error_rates import render, render_mistakes
-    from carnelian_training.evaluation.evaluate import evaluate as run
 
     decoding = _read_decoding(decoder, options, language_model, neural_language_model)
     if url:
@@ -100,23 +83,10 @@ def evaluate(
 
         evaluation = evaluate_served(url, model or SERVED, paths[0], decoding)
     else:
-        from carnelian_training.data.manifest import warn_of_characters
-        from carnelian_training.distributed import joined
-        from carnelian_training.evaluation.recogniser import load_recogniser
-
-        config, network, text_decoder, usual = load_recogniser(
-            paths[0], language_model, neural_language_model, lm_weights
-        )
-        wanted = text_decoder.read_options(decoding, usual)
-        with joined() as process:
-            evaluation = run(network.to(process.device), config, paths[1], process, text_decoder, wanted)
-        if not process.leads:
-            return
-        warn_of_characters(evaluation.clips, config.labels)
-        has_spaces = " " in config.labels
-    typer.echo(render(evaluation, has_spaces=has_spaces))
+        evaluation = _evaluate_checkpoint(paths[0], paths[1], *language_models, decoding)
+    typer.echo(render(evaluation))
     if mistakes:
-        typer.echo("\n" + render_mistakes(evaluation, mistakes, has_spaces=has_spaces))
+        typer.echo("\n" + render_mistakes(evaluation, mistakes))
     if out is not None:
         evaluation.write(out)
     for i, reason in evaluation.failures.items():
@@ -174,6 +144,33 @@ def transcribe(
         logging.getLogger("carnelian-train").warning("%s has no clips to train on", target)
 
 
+def _check_evaluation(given: set[str], paths: list[Path], url: str | None, model: str | None) -> None:
+    """Refuse arguments that do not go together."""
+    if url == "":
+        raise typer.BadParameter("--url must be host:port, but is empty")
+    if "--model" in given and "--url" not in given:
+        raise typer.BadParameter("--model must come with --url: it is the name of a served model")
+    if model == "":
+        raise typer.BadParameter("--model must be the name of a served model, but is empty")
+    if given & {"--table", "--url"} and (processes := int(os.environ.get("WORLD_SIZE", 1))) > 1:
+        raise typer.BadParameter(f"--table and --url must run in one process, not in {processes}: leave out `torchrun`")
+    if "--table" in given:
+        if given & {"--decoder", "--option", "--mistakes"}:
+            raise typer.BadParameter(
+                "--table must come without --decoder, --option and --mistakes: it has its own rows"
+            )
+        if len(paths) < 2:
+            raise typer.BadParameter("give CHECKPOINT MANIFEST...")
+        return
+    if "--url" in given and given & {"--lm", "--neural-lm", "--lm-weights"}:
+        raise typer.BadParameter(
+            "--lm, --neural-lm and --lm-weights must not be given with --url: a server has what it was exported with"
+        )
+    expected = ["MANIFEST"] if url else ["CHECKPOINT", "MANIFEST"]
+    if len(paths) != len(expected):
+        raise typer.BadParameter(f"give {' '.join(expected)}, not {len(paths)} paths")
+
+
 def _read_decoding(
     decoder: str | None, options: list[str] | None, language_model: Path | None, neural_language_model: Path | None
 ) -> dict[str, str]:
@@ -186,6 +183,30 @@ def _read_decoding(
     if neural_language_model and decoding.get("rescore", "").lower() != "true":
         raise typer.BadParameter("--neural-lm must come with --option rescore=true, or `evaluate --table`")
     return decoding
+
+
+def _evaluate_checkpoint(
+    checkpoint: Path,
+    manifest: Path,
+    language_model: Path | None,
+    neural_language_model: Path | None,
+    lm_weights: Path | None,
+    decoding: dict[str, str],
+) -> "Evaluation":
+    """Transcribe a manifest with all processes; those that do not lead end here."""
+    from carnelian_training.data.manifest import warn_of_characters
+    from carnelian_training.distributed import joined
+    from carnelian_training.evaluation.evaluate import evaluate as run
+    from carnelian_training.evaluation.recogniser import load_recogniser
+
+    config, network, decoder, usual = load_recogniser(checkpoint, language_model, neural_language_model, lm_weights)
+    options = decoder.read_options(decoding, usual)
+    with joined() as process:
+        evaluation = run(network.to(process.device), config, manifest, process, decoder, options)
+    if not process.leads:
+        raise typer.Exit
+    warn_of_characters(evaluation.clips, config.labels)
+    return evaluation
 
 
 def _compare(

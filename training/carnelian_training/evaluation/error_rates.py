@@ -57,6 +57,8 @@ class Evaluation:
     transcripts: Sequence[str]
     failures: Mapping[int, str] = field(default_factory=dict)
     """The reason for each clip without a transcript, by the clip's position; its transcript counts as empty."""
+    has_spaces: bool = True
+    """False for a model without a space: mistakes are of characters, and CER stands alone. A server does not tell."""
 
     def error_rates(self, source: str | None = None) -> ErrorRates:
         """Compute the error rates over all clips, or over those whose manifest line has this `source`."""
@@ -83,16 +85,13 @@ class Evaluation:
         """Return the distinct `source` fields, in order of appearance."""
         return list(self._places)
 
-    def mistakes(self, most: int, *, has_spaces: bool = True) -> Mistakes:
-        """Return the most frequent substitutions, deletions and insertions, and the worst clips: `most` of each.
-
-        Without spaces there are no words, so that the mistakes are of characters.
-        """
+    def mistakes(self, most: int) -> Mistakes:
+        """Return the most frequent substitutions, deletions and insertions, and the worst clips: `most` of each."""
         substitutions: Counter[tuple[str, str]] = Counter()
         deletions: Counter[str] = Counter()
         insertions: Counter[str] = Counter()
         rated: list[tuple[float, Clip, str]] = []
-        aligned = self._aligned_words if has_spaces else self._aligned_characters
+        aligned = self._aligned_words if self.has_spaces else self._aligned_characters
         for pair, said, heard, chunks in zip(
             self._pairs(), aligned.references, aligned.hypotheses, aligned.alignments, strict=True
         ):
@@ -158,16 +157,13 @@ class Evaluation:
         return list(zip(self.clips, self.transcripts, strict=True))
 
 
-def render(evaluation: Evaluation, *, has_spaces: bool = True) -> str:
-    """Render WER and CER for each source that the manifest names, and for all clips together.
-
-    A model whose labels have no space writes no words, so that CER stands alone.
-    """
+def render(evaluation: Evaluation) -> str:
+    """Render WER and CER for each source that the manifest names, and for all clips together."""
     lines = []
     for source in [*evaluation.sources(), None]:
         rates = evaluation.error_rates(source)
         counts = f"{rates.clips:>6} clips {rates.words:>7} words"
-        rated = ({"WER": rates.wer} if has_spaces else {}) | {"CER": rates.cer}
+        rated = ({"WER": rates.wer} if evaluation.has_spaces else {}) | {"CER": rates.cer}
         shares = "  ".join(f"{name} {rate:7.2%}" if rates.words else f"{name} {'-':>7}" for name, rate in rated.items())
         shares += "" if rates.words else f"  {rates.insertions} words inserted"
         title = "all" if source is None else source or repr(source)
@@ -176,17 +172,14 @@ def render(evaluation: Evaluation, *, has_spaces: bool = True) -> str:
     return "\n".join(lines)
 
 
-def render_mistakes(evaluation: Evaluation, most: int, *, has_spaces: bool = True) -> str:
-    """Render the most frequent substitutions, deletions and insertions, and the worst clips.
-
-    They are of words, or of characters for a model whose labels have no space.
-    """
-    mistakes = evaluation.mistakes(most, has_spaces=has_spaces)
+def render_mistakes(evaluation: Evaluation, most: int) -> str:
+    """Render the most frequent substitutions, deletions and insertions, and the worst clips."""
+    mistakes = evaluation.mistakes(most)
     lines = ["substitutions {}, deletions {}, insertions {}".format(*mistakes.totals)]
     lines += [f"{count:>6}  {said} -> {heard}" for (said, heard), count in mistakes.substitutions]
     lines += [f"{count:>6}  {word} -> (nothing)" for word, count in mistakes.deletions]
     lines += [f"{count:>6}  (nothing) -> {word}" for word, count in mistakes.insertions]
-    rated_by = "WER" if has_spaces else "CER"
+    rated_by = "WER" if evaluation.has_spaces else "CER"
     for rate, clip, heard in mistakes.worst:
         lines += ["", f"{rated_by} {rate:.0%}  {clip.title}", f"  reference  {clip.text}", f"  heard      {heard}"]
     return "\n".join(lines)

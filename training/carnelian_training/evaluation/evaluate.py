@@ -86,7 +86,7 @@ def evaluate(
         heard |= {i: hypothesis.text for i, hypothesis in zip(share, hypotheses, strict=True)}
         too_short |= {share[k]: why for k, why in find_too_short([clips[i] for i in share], log_probs).items()}
     heard, too_short = process.union(heard), process.union(too_short)
-    return Evaluation(clips, [heard[i] for i in range(len(clips))], too_short)
+    return Evaluation(clips, [heard[i] for i in range(len(clips))], too_short, has_spaces=" " in config.labels)
 
 
 def find_too_short(clips: Sequence[Clip], log_probs: Sequence[LogProbs]) -> dict[int, str]:
