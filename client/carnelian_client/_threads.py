@@ -69,7 +69,7 @@ class Workers(Generic[Item, T]):
     """Threads that call one function on each item; Python does not wait for them, as for those of a ThreadPoolExecutor.
 
     With an executor, a program would hang on Ctrl-C for as long as its calls may take: for ever, if one reads a pipe
-    that nobody writes to.
+    that nobody writes to. To `start` a thread for each item would cost small clips a good part of their throughput.
     """
 
     def __init__(self, function: Callable[[Item], T], num_threads: int) -> None:
