@@ -42,14 +42,22 @@ def test_bad_clips_neither_stop_nor_poison_a_run_and_it_resumes_exactly(tiny_con
     assert all(tensor.isfinite().all() for tensor in weights.values())
 
 
-def test_an_evaluation_that_fails_between_checkpoints_costs_no_training(tiny_config, changed, tmp_path, monkeypatch):
-    def fail(*_):
-        raise RuntimeError("a dev clip went away")
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt], ids=["fails", "is killed"])
+def test_an_evaluation_that_ends_between_checkpoints_costs_no_training(
+    tiny_config, changed, tmp_path, monkeypatch, error
+):
+    def evaluate_once(*arguments):
+        if (tmp_path / "tiny.pt").exists():
+            raise error  # a KeyboardInterrupt is passed on as it is: nothing else runs after it than after a kill
+        return evaluate(*arguments)
 
-    monkeypatch.setattr("carnelian_training.loop.recognition.evaluate", fail)
-    with pytest.raises(RuntimeError, match="went away"):
-        train(changed(tiny_config, loop={"checkpoint_every_steps": 1000}), tmp_path)
-    assert [path.name for path in tmp_path.glob("*.pt")] == ["tiny-00000003.pt"]
+    monkeypatch.setattr("carnelian_training.loop.recognition.evaluate", evaluate_once)
+    with pytest.raises(error):
+        train(changed(tiny_config, loop={"steps": 9, "checkpoint_every_steps": 1000}), tmp_path)
+    evaluated = {
+        path.name: checkpoint.load(path)[1]["training"]["evaluated_step"] for path in tmp_path.glob("tiny-*.pt")
+    }
+    assert evaluated == {"tiny-00000003.pt": 3, "tiny-00000006.pt": 3}
 
 
 def test_an_evaluation_that_fails_costs_no_training_and_is_made_up_for(tiny_config, changed, tmp_path, monkeypatch):

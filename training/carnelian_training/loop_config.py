@@ -135,8 +135,8 @@ class LoopConfig:
     log_every_steps: int = 50
     evaluate_every_steps: int = 1000
     checkpoint_every_steps: int | None = None
-    """The number of steps between checkpoints. None: `evaluate_every_steps`. SIGTERM and Ctrl-C always write one, and
-    one precedes the first evaluation."""
+    """The number of steps between checkpoints beside those that are written before and after each evaluation, and on
+    SIGTERM and Ctrl-C. None: no others."""
     checkpoint_every_s: float | None = None
     """The age in seconds of the last checkpoint after which another one is written. None: no limit."""
     keep_last: int = 2

@@ -21,6 +21,7 @@ from carnelian_training.data.manifest import read_manifest, write_manifest
 from carnelian_training.loop import train
 from carnelian_training.loop.metrics import read_metrics
 from carnelian_training.loop.recognition import Recognition
+from carnelian_training.loop.report import Report
 from carnelian_training.loop.run_checkpoints import checkpoints, resume
 from carnelian_training.loop.state import new_state
 from carnelian_training.loop.task import Finding
@@ -260,7 +261,7 @@ def test_a_worse_evaluation_leaves_the_best_weights_as_they_are(state, config, t
 
     kept = []
     for state.step in range(1, 6):
-        train.evaluate_and_keep_best(state, Rated(), config, tmp_path, None)
+        train.evaluate(state, Rated(), config, tmp_path, Report(tmp_path, config, state.step, enabled=False))
         kept.append(checkpoint.load(tmp_path / "tiny.pt")[1]["results"]["step"])
     assert kept == best_steps
     assert (state.best_error, state.evaluated_step) == (0.2, 5)

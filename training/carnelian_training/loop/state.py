@@ -146,17 +146,10 @@ class State:
         return is_planned and self.step != self.evaluated_step
 
     def checkpoint_is_due(self, config: RunConfig) -> bool:
-        """Return whether a checkpoint is due after this step.
-
-        One is due before the first evaluation, so that best weights without any are what is left of a run, not the
-        start of one.
-        """
-        return (
-            self.step % checkpoint_every_steps(config) == 0
-            or self.step == config.loop.steps
-            or self.step in config.loop.milestones
-            or (self.evaluated_step == 0 and self.evaluation_is_due(config))
-        )
+        """Return whether a checkpoint is due after this step, apart from those around an evaluation."""
+        every_steps = config.loop.checkpoint_every_steps
+        is_planned = every_steps is not None and self.step % every_steps == 0
+        return is_planned or self.step in config.loop.milestones
 
     def checkpoint_is_overdue(self, config: RunConfig) -> bool:
         """Return whether the last checkpoint is older than `loop.checkpoint_every_s`, by this process's clock."""
@@ -255,8 +248,3 @@ def compiled(model: nn.Module, device: torch.device) -> nn.Module:
     torch._dynamo.config.cache_size_limit = MOST_VERSIONS  # an alias of `recompile_limit`, its name from PyTorch 2.7 on
     network: nn.Module = torch.compile(model, dynamic=True)  # type: ignore[assignment]
     return network
-
-
-def checkpoint_every_steps(config: RunConfig) -> int:
-    """Return `loop.checkpoint_every_steps`, or its default, `loop.evaluate_every_steps`."""
-    return config.loop.checkpoint_every_steps or config.loop.evaluate_every_steps

@@ -10,7 +10,7 @@ import math
 import signal
 import zlib
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -89,9 +89,7 @@ def train(config: RunConfig, directory: Path, source: Path | None = None) -> Non
             write_config(config, directory, source)
         report = Report(directory, config, state.step, state.evaluated_step, enabled=process.leads)
         if is_due:
-            with report.paused():
-                evaluate_and_keep_best(state, task, config, directory, report)
-            write_checkpoint(state, config, directory)
+            evaluate(state, task, config, directory, report)
         stop = False
         for share in task.shares(state) if state.step < config.loop.steps else ():
             outcome = optimise(state, share, config)
@@ -105,21 +103,10 @@ def train(config: RunConfig, directory: Path, source: Path | None = None) -> Non
                     state.step, state.epoch, lr=outcome.lr, grad_norm=outcome.grad_norm, **outcome.measured, **skipped
                 )
             stop, is_overdue = process.any(interruption.signal is not None, state.checkpoint_is_overdue(config))
-            is_due = not stop and state.evaluation_is_due(config)
-            is_written = stop or is_overdue or state.checkpoint_is_due(config)
-            if is_written:
-                write_checkpoint(state, config, directory)  # an evaluation may take hours, fail or be killed
-            if is_due:
-                try:
-                    with report.paused():
-                        evaluate_and_keep_best(state, task, config, directory, report)
-                except Exception:
-                    if process.size == 1 and not is_written:  # writing needs all processes, others may not have failed
-                        with suppress(Exception):  # the first error is the one to report
-                            write_checkpoint(state, config, directory)
-                    raise
-            if is_due and is_written:
-                write_checkpoint(state, config, directory)  # again, now with the result of the evaluation
+            if not stop and state.evaluation_is_due(config):
+                evaluate(state, task, config, directory, report)
+            elif stop or is_overdue or state.checkpoint_is_due(config):
+                write_checkpoint(state, config, directory)
             if stop or state.step >= config.loop.steps:
                 break
         report.close()
@@ -218,14 +205,21 @@ def skip(state: State, outcome: Outcome, items: Sequence[Item], config: RunConfi
         )
 
 
-def evaluate_and_keep_best(state: State, task: Task, config: RunConfig, directory: Path, report: Report) -> None:
-    """Evaluate; write the weights to `<name>.pt` if they are the best so far, it is gone, or there is no dev data."""
-    finding = task.evaluate(state, report)
-    best = directory / f"{config.name}.pt"
-    if state.process.leads and (finding is None or finding.error < state.best_error or not best.exists()):
-        results = {"step": state.step} if finding is None else finding.record
-        checkpoint.save(best, config, state.best_model.state_dict(), results=results)
-        if finding is not None:
-            # No error is below NaN, so weights rated by it would stay the best for ever.
-            state.best_error = math.inf if math.isnan(finding.error) else finding.error
-    state.evaluated_step = state.step
+def evaluate(state: State, task: Task, config: RunConfig, directory: Path, report: Report) -> None:
+    """Evaluate, between two checkpoints; keep the weights if they are the best.
+
+    They are written to `<name>.pt` if no others had less error, it is gone, or there is no dev data. The first
+    checkpoint is there because an evaluation may take hours, fail or be killed; the second has its result.
+    """
+    write_checkpoint(state, config, directory)
+    with report.paused():
+        finding = task.evaluate(state, report)
+        best = directory / f"{config.name}.pt"
+        if state.process.leads and (finding is None or finding.error < state.best_error or not best.exists()):
+            results = {"step": state.step} if finding is None else finding.record
+            checkpoint.save(best, config, state.best_model.state_dict(), results=results)
+            if finding is not None:
+                # No error is below NaN, so weights rated by it would stay the best for ever.
+                state.best_error = math.inf if math.isnan(finding.error) else finding.error
+        state.evaluated_step = state.step
+    write_checkpoint(state, config, directory)
