@@ -60,7 +60,9 @@ def test_unknown_keys_are_refused_at_every_depth(config_file, path):
         config_from_dict(tree, "here")
 
 
-@pytest.mark.parametrize("path", ["data.train.0.path", "data.dev", "augment.noise.path", "augment.reverberation.path"])
+@pytest.mark.parametrize(
+    "path", ["data.train.0.path", "data.dev", "augment.noise.path", "augment.reverberation.path", "init.checkpoint"]
+)
 def test_no_path_is_empty(config_file, path):
     """To Path it is the working directory, whose every sound became noise."""
     config_file.write_text(config_file.read_text() + "data: {train: [{path: a}]}\n")

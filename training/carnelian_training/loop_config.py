@@ -6,7 +6,13 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator
 
-from carnelian_training.checks import check_at_least_one, check_not_negative, check_positive, check_probability
+from carnelian_training.checks import (
+    GivenPath,
+    check_at_least_one,
+    check_not_negative,
+    check_positive,
+    check_probability,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +100,7 @@ class FreezeConfig:
 class InitConfig:
     """The start of a run: a checkpoint to fine-tune, and which parts learn when and how fast."""
 
-    checkpoint: Path | None = None
+    checkpoint: GivenPath | None = None
     """The Carnelian checkpoint to start from, of a run or published. It gives `model`, `labels` and `features` if the
     YAML file does not; a `model` or `features` without `name` changes single fields of the checkpoint's."""
     freeze: Annotated[tuple[FreezeConfig, ...], BeforeValidator(_check_freezes)] = ()

@@ -82,10 +82,11 @@ def _inherit(tree: dict[str, Any]) -> None:
             a language model's.
     """
     init = tree.get("init")
-    if isinstance(init, dict) and isinstance(init.get("checkpoint"), str) and not _is_whole(tree):
+    path = init.get("checkpoint") if isinstance(init, dict) else None
+    if isinstance(path, str) and path and not _is_whole(tree):  # the empty one is refused later, by its key
         from carnelian_training.checkpoint import load  # which itself imports this module
 
-        source = config_to_dict(load(Path(init["checkpoint"]))[0])
+        source = config_to_dict(load(Path(path))[0])
         wanted = tree.get("model")
         if isinstance(wanted, dict) and wanted.get("name", source["model"]["name"]) != source["model"]["name"]:
             return  # `loop/finetune.py` reports the mismatch
@@ -93,7 +94,7 @@ def _inherit(tree: dict[str, Any]) -> None:
             of_recognisers = {field.name for field in fields(Config)} - source.keys()
             if given := next((key for key in tree if key in of_recognisers), None):
                 raise ConfigError(
-                    f"`init.checkpoint` must be of a recogniser, as `{given}` says, but {init['checkpoint']} is of a "
+                    f"`init.checkpoint` must be of a recogniser, as `{given}` says, but {path} is of a "
                     f"{source['model']['name']}: choose another one"
                 )
         sections = {"model", "labels", "features"} - ({"labels"} if source.get("pretraining") else set())

@@ -256,6 +256,7 @@ def test_each_kind_of_checkpoint_is_refused_where_the_other_is_needed(trained, t
         ("text.tokens.kind=char", "`size` must be given for subwords and for them alone"),
         ("model.cutoffs=[60]", "`model.cutoffs` must be below the 60 tokens"),
         ("loop.recompute=true", "loop.recompute"),
+        ("text.exclude=['']", "text.exclude.0: a path must not be empty"),
         ("data.batch_s=3", "data: unknown key"),
     ],
 )

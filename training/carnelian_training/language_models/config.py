@@ -1,9 +1,8 @@
 """The configuration of a language model; :func:`carnelian_training.run_config.load_run` reads it."""
 
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from carnelian_training.checks import check_positive, check_probability
+from carnelian_training.checks import GivenPath, check_positive, check_probability
 from carnelian_training.language_models.tokens import TokenConfig
 from carnelian_training.loop_config import (
     LOOP_OF_STACKS,
@@ -24,7 +23,7 @@ class TextConfig:
     tokens: TokenConfig
     sources: tuple[str, ...] | None = None
     """The names of packaged texts (austen, web, wordnet) and files. None: all packaged texts that are installed."""
-    exclude: tuple[Path, ...] = ()
+    exclude: tuple[GivenPath, ...] = ()
     """The manifests whose sentences are left out of the text."""
     labels: str | None = None
     """The recogniser's labels, in which the text is written. None: English."""
