@@ -4,6 +4,7 @@ import gc
 import weakref
 
 import pytest
+from carnelian_training import garbage
 from carnelian_training.config import ManifestConfig
 from carnelian_training.data.manifest import Clip
 from carnelian_training.loop import recognition
@@ -32,7 +33,7 @@ def test_what_the_caller_had_is_collected_after_a_run_unless_the_caller_froze_it
     gc.unfreeze()
     if freezes_itself:
         gc.freeze()
-    monkeypatch.setattr(recognition, "_FROZEN_AT_FIRST", gc.get_freeze_count())
+    monkeypatch.setattr(garbage, "_FROZEN_AT_FIRST", gc.get_freeze_count())
     node = Node()
     node.itself, alive = node, weakref.ref(node)
     if is_frozen:

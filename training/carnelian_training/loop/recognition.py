@@ -1,11 +1,9 @@
 """The training task of a recogniser, and of wav2vec 2.0 in pre-training: its clips and its evaluation."""
 
-import gc
 import hashlib
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 
@@ -19,6 +17,7 @@ from carnelian_training.data.plan import Item, deal, plan_epoch, trainable
 from carnelian_training.data.validate import check_clean
 from carnelian_training.distributed import Process
 from carnelian_training.evaluation.evaluate import evaluate
+from carnelian_training.garbage import lasting
 from carnelian_training.loop import contrastive
 from carnelian_training.loop.metrics import error_of
 from carnelian_training.loop.report import Report
@@ -127,44 +126,13 @@ def read_training_clips(config: Config) -> list[Clip]:
     clips: list[Clip] = []
     for i, manifest in enumerate(config.data.train):
         try:
-            with _lasting():
+            with lasting():
                 usable = trainable(read_manifest(manifest.path), config, manifest.path)
             _check_place(manifest.path, usable)
             clips += usable * manifest.repeat
         except ValueError as error:
             raise ValueError(f"`data.train.{i}.path`: {error}") from error
     return clips
-
-
-@contextmanager
-def _lasting() -> Iterator[None]:
-    """Spare the garbage collector millions of objects that last and hold no cycles, while they are made and later."""
-    was_enabled = gc.isenabled()
-    gc.collect()  # what is frozen as garbage would never be freed
-    gc.disable()
-    try:
-        yield
-        gc.freeze()
-    finally:
-        if was_enabled:
-            gc.enable()
-
-
-_FROZEN_AT_FIRST = gc.get_freeze_count()  # Python 3.12 itself freezes some hundred objects
-
-
-@contextmanager
-def thawed() -> Iterator[None]:
-    """Give the garbage collector back what was frozen inside: also all that the caller had, cycles among it.
-
-    If the caller had frozen objects, all stay frozen.
-    """
-    was_frozen = gc.get_freeze_count() > _FROZEN_AT_FIRST
-    try:
-        yield
-    finally:
-        if not was_frozen:
-            gc.unfreeze()
 
 
 def _check_place(manifest: Path, clips: Sequence[Clip]) -> None:
@@ -229,7 +197,7 @@ def _shares_of_epoch(clips: list[Clip], config: Config, state: State, named: set
     rank, size = state.process.rank, state.process.size
     if len(clips) >= MANY_CLIPS:
         logger.info("planning epoch %d", state.epoch)
-    with _lasting():
+    with lasting():
         plan = plan_epoch(clips, config, state.epoch)[state.batch :]
         dealt = [deal(step, config.data.device_batch_s, rank=rank, world_size=size) for step in plan]
     batches = load(

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from carnelian_training import checkpoint
 from carnelian_training.distributed import joined
+from carnelian_training.garbage import thawed
 from carnelian_training.interruption import Interruption
 from carnelian_training.language_models.config import LanguageModelConfig
 from carnelian_training.language_models.task import LanguageModelling, NextTokenObjective
@@ -26,7 +27,7 @@ from carnelian_training.loop import finetune
 from carnelian_training.loop.contrastive import ContrastiveObjective
 from carnelian_training.loop.ctc_loss import CtcObjective
 from carnelian_training.loop.optim import clip_gradients, learning_rate
-from carnelian_training.loop.recognition import Recognition, thawed
+from carnelian_training.loop.recognition import Recognition
 from carnelian_training.loop.report import Report
 from carnelian_training.loop.run_checkpoints import resume, write_checkpoint
 from carnelian_training.loop.run_folder import held, write_config
