@@ -46,39 +46,55 @@ def start_from_checkpoint(model: nn.Module, config: RunConfig) -> None:
             f"{source.model.name}: choose another one, or leave `model`, `labels` and `features` to it"
         )
     if isinstance(config, LanguageModelConfig) or isinstance(source, LanguageModelConfig):
-        # The extra state is the tokenizer, which may have any length.
-        parameters = {name: tensor for name, tensor in content["weights"].items() if name != "_extra_state"}
-        _check_fits(path, dict(model.named_parameters()), parameters, _differences(source, config))
-        model.load_state_dict(content["weights"])
-        logger.info("starting from %s, with its tokens", path)
+        _load_language_model(model, path, content["weights"], _differences(source, config))
         return
     found: dict[str, Tensor] = content["weights"]
     wanted = model.state_dict()
-    if source.pretraining is not None and config.pretraining is None:
-        # A pre-trained network has no head: the new one stays random, and tensors only for pre-training are dropped.
-        found = {name: tensor for name, tensor in found.items() if not name.startswith("pretraining.")}
-        found |= {name: tensor for name, tensor in wanted.items() if _is_head(name)}
+    has_new_head = source.pretraining is not None and config.pretraining is None
+    if has_new_head:  # a pre-trained network has none: the random one stays, as if it were the checkpoint's
+        found = _with_new_head(found, wanted)
         source = replace(source, labels=config.labels)
     _check_fits(path, wanted, found, _differences(source, config))
     if source.features != config.features:
         logger.warning("`features` differ from those that %s was trained with: %s", path, source.features)
-    kept = [label for label in config.labels if label in source.labels]
     weights = {
         name: _adapt_head(wanted[name], tensor, config, source) if _is_head(name) else tensor
         for name, tensor in found.items()
     }
     model.load_state_dict(weights)  # converts float16 to the model's float32
-    if source.pretraining is None:
-        rows = f"with the head's rows of the blank and {len(kept)} labels"
+    kept = [label for label in config.labels if label in source.labels]
+    if has_new_head:
+        rest = "a new head"
+    elif source.pretraining is not None:
+        rest = "what only pre-training has"
     else:
-        rows = "with a new head" if config.pretraining is None else "with what only pre-training has"
-    logger.info("starting from %s: the body, %s", path, rows)
-    if kept != list(config.labels):
-        new = "".join(label for label in config.labels if label not in kept)
-        logger.info("labels whose rows start at the mean of the old ones: %s", quote(new))
-    if len(kept) < len(source.labels):
-        dropped = "".join(label for label in source.labels if label not in kept)
-        logger.info("labels of the checkpoint that this run does not have: %s", quote(dropped))
+        rest = f"the head's rows of the blank and {len(kept)} labels"
+    logger.info("starting from %s: the body, with %s", path, rest)
+    _log_labels(config.labels, source.labels)
+
+
+def _load_language_model(
+    model: nn.Module, path: Path, weights: Mapping[str, Tensor], differences: Sequence[str]
+) -> None:
+    # The extra state is the tokenizer, which may have any length.
+    parameters = {name: tensor for name, tensor in weights.items() if name != "_extra_state"}
+    _check_fits(path, dict(model.named_parameters()), parameters, differences)
+    model.load_state_dict(weights)
+    logger.info("starting from %s, with its tokens", path)
+
+
+def _with_new_head(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the weights of a pre-trained body with the head of `wanted`, without what is for pre-training only."""
+    body = {name: tensor for name, tensor in found.items() if not name.startswith("pretraining.")}
+    return body | {name: tensor for name, tensor in wanted.items() if _is_head(name)}
+
+
+def _log_labels(wanted: Sequence[str], found: Sequence[str]) -> None:
+    """Log the labels that the run or the checkpoint alone has."""
+    if new := [label for label in wanted if label not in found]:
+        logger.info("labels whose rows start at the mean of the old ones: %s", quote("".join(new)))
+    if dropped := [label for label in found if label not in wanted]:
+        logger.info("labels of the checkpoint that this run does not have: %s", quote("".join(dropped)))
 
 
 def _is_head(name: str) -> bool:
