@@ -15,6 +15,8 @@ from carnelian_training.data.manifest import Clip
 from carnelian_training.data.plan import Item
 from carnelian_training.distributed import Process
 from carnelian_training.language_models.streams import Segment, Stretch
+from carnelian_training.language_models.task import NextTokenObjective
+from carnelian_training.loop.recognition import choose_objective
 from carnelian_training.loop.state import new_state
 from carnelian_training.loop.task import Share
 from carnelian_training.loop.train import optimise
@@ -177,6 +179,7 @@ def step(config, state):
             Segment(items[rows], tokens[rows, :-1], tokens[rows, 1:], torch.full((2, 6), 9), rows)
             for rows in (slice(2), slice(2, 4))
         ]
+        objective = NextTokenObjective(state, config)
     else:
         frames = 16_000 if config.features.hop_samples == 1 else 101
         items = [Item(Clip(Path(f"{i}.wav"), 1.0, "abc"), seed=i) for i in range(3)]
@@ -185,7 +188,8 @@ def step(config, state):
             Batch(items, torch.randn(3, channels, frames), torch.tensor([frames, frames - 9, frames // 2])),
             Batch((), torch.zeros(1, channels, 1), torch.zeros(1, dtype=torch.int64)),
         ]
-    outcome = optimise(state, Share(items, iter(parts), len(parts)), config)
+        objective = choose_objective(config, state)
+    outcome = optimise(state, Share(items, iter(parts), len(parts), objective), config)
     state.step += 1
     return outcome
 

@@ -7,6 +7,7 @@ import torch
 from carnelian_training.config import Config
 from carnelian_training.data.loading import Batch
 from carnelian_training.data.plan import Item
+from carnelian_training.loop.recognition import choose_objective
 from carnelian_training.loop.state import State
 from carnelian_training.loop.task import Share
 from carnelian_training.loop.train import optimise
@@ -28,7 +29,7 @@ def timed_step(state: State, items: Sequence[Item], batch: Batch, config: Config
         ValueError: No clip of the batch could be read.
     """
     wall, cpu = time.perf_counter(), time.process_time()
-    outcome = optimise(state, Share(items, iter([batch]), 1), config)
+    outcome = optimise(state, Share(items, iter([batch]), 1, choose_objective(config, state)), config)
     if state.process.device.type == "cuda":
         torch.cuda.synchronize(state.process.device)
     wall_s, cpu_s = time.perf_counter() - wall, time.process_time() - cpu

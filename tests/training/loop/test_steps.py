@@ -1,5 +1,6 @@
 """Single steps of the optimiser, without a run around them."""
 
+import dataclasses
 import shutil
 from itertools import islice
 
@@ -12,7 +13,6 @@ from carnelian_training.distributed import Process
 from carnelian_training.loop.ema import Average
 from carnelian_training.loop.recognition import shares
 from carnelian_training.loop.state import new_state
-from carnelian_training.loop.task import Share
 from carnelian_training.loop.train import optimise
 from carnelian_training.models.blocks import Block
 from carnelian_training.models.masked import Mask, MaskedBatchNorm
@@ -206,7 +206,7 @@ def test_dropout_differs_by_seed_step_and_process(tiny_config, changed):
         state = new_state(tiny_config, CPU)
         state.step, state.process = step, Process(CPU.device, rank)
         seeded = changed(tiny_config, loop={"seed": seed})
-        return optimise(state, Share(share.items, iter(batches), share.parts), seeded).loss
+        return optimise(state, dataclasses.replace(share, batches=iter(batches)), seeded).loss
 
     first = loss()
     assert loss() == first

@@ -81,7 +81,7 @@ class LanguageModelling:
         while True:
             for items, parts in self.streams.segments(self.config.loop.seed, state.epoch, state.batch, rank, size):
                 state.batch += 1
-                yield Share(items, iter(parts), len(parts))
+                yield Share(items, iter(parts), len(parts), NextTokenObjective(state, self.config))
             state.epoch, state.batch = state.epoch + 1, 0
             state.memory = None  # the streams of the next epoch begin elsewhere
 

@@ -19,10 +19,11 @@ from carnelian_training.distributed import Process
 from carnelian_training.evaluation.evaluate import evaluate
 from carnelian_training.garbage import lasting
 from carnelian_training.loop import contrastive
+from carnelian_training.loop.ctc_loss import CtcObjective
 from carnelian_training.loop.metrics import error_of
 from carnelian_training.loop.report import Report
 from carnelian_training.loop.state import State
-from carnelian_training.loop.task import Finding, Share
+from carnelian_training.loop.task import Finding, Objective, Share
 from carnelian_training.models.network import CtcNetwork
 from carnelian_training.models.pretraining import Wav2Vec2Pretraining
 
@@ -210,4 +211,12 @@ def _shares_of_epoch(clips: list[Clip], config: Config, state: State, named: set
     )
     for step, parts in zip(plan, dealt, strict=True):
         state.batch += 1
-        yield Share(step, islice(batches, len(parts)), len(parts))
+        yield Share(step, islice(batches, len(parts)), len(parts), choose_objective(config, state))
+
+
+def choose_objective(config: Config, state: State) -> Objective:
+    """Return the objective of the next step, CTC's or pre-training's."""
+    if config.pretraining is None:
+        return CtcObjective(config)
+    assert isinstance(state.model, Wav2Vec2Pretraining)
+    return contrastive.ContrastiveObjective(state.model, config, state.step, state.process)

@@ -22,18 +22,6 @@ class Item(Protocol):
         """The name of the item in the log."""
 
 
-@dataclass(frozen=True)
-class Share:
-    """The part of one optimiser step that one process takes."""
-
-    items: Sequence[Any]
-    """The items of the whole step, over all processes."""
-    batches: Iterator[Any]
-    """The batches of this process; some may be empty. Each has its `items`, and in `skipped` those left out."""
-    parts: int
-    """The number of batches, the same in every process."""
-
-
 class Objective(ABC):
     """The loss of one step, which the loop divides by the weight of all parts and processes."""
 
@@ -52,6 +40,20 @@ class Objective(ABC):
     def measured(self) -> Mapping[str, float]:
         """Return figures to log beside the loss, over all parts and processes; every process has to call it."""
         return {}
+
+
+@dataclass(frozen=True)
+class Share:
+    """The part of one optimiser step that one process takes."""
+
+    items: Sequence[Any]
+    """The items of the whole step, over all processes."""
+    batches: Iterator[Any]
+    """The batches of this process; some may be empty. Each has its `items`, and in `skipped` those left out."""
+    parts: int
+    """The number of batches, the same in every process."""
+    objective: Objective
+    """The objective of the step."""
 
 
 class Finding(NamedTuple):

@@ -22,18 +22,15 @@ from carnelian_training.distributed import joined
 from carnelian_training.garbage import thawed
 from carnelian_training.interruption import Interruption
 from carnelian_training.language_models.config import LanguageModelConfig
-from carnelian_training.language_models.task import LanguageModelling, NextTokenObjective
+from carnelian_training.language_models.task import LanguageModelling
 from carnelian_training.loop import finetune
-from carnelian_training.loop.contrastive import ContrastiveObjective
-from carnelian_training.loop.ctc_loss import CtcObjective
 from carnelian_training.loop.optim import clip_gradients, learning_rate
 from carnelian_training.loop.recognition import Recognition
 from carnelian_training.loop.report import Report
 from carnelian_training.loop.run_checkpoints import resume, write_checkpoint
 from carnelian_training.loop.run_folder import held, write_config
 from carnelian_training.loop.state import State, new_state
-from carnelian_training.loop.task import Item, Objective, Share, Task
-from carnelian_training.models.pretraining import Wav2Vec2Pretraining
+from carnelian_training.loop.task import Item, Share, Task
 from carnelian_training.run_config import RunConfig
 
 logger = logging.getLogger(__name__)
@@ -135,7 +132,7 @@ def optimise(state: State, share: Share, config: RunConfig) -> Outcome | None:
     for group in state.optimizer.param_groups:
         group["lr"] = lr * group["lr_scale"]
     state.optimizer.zero_grad()
-    objective = choose_objective(state, config)
+    objective = share.objective
     planned = objective.planned(share.items)
     counts = torch.zeros(2, dtype=torch.int64)  # weight (characters, hidden frames or tokens); clips left out
     total = torch.zeros((), device=process.device)
@@ -172,16 +169,6 @@ def optimise(state: State, share: Share, config: RunConfig) -> Outcome | None:
         skip(state, outcome, not_finite, config)
     state.scaler.update()
     return outcome
-
-
-def choose_objective(state: State, config: RunConfig) -> Objective:
-    """Return the objective of the next step."""
-    if isinstance(config, LanguageModelConfig):
-        return NextTokenObjective(state, config)
-    if config.pretraining is None:
-        return CtcObjective(config)
-    assert isinstance(state.model, Wav2Vec2Pretraining)
-    return ContrastiveObjective(state.model, config, state.step, state.process)
 
 
 def skip(state: State, outcome: Outcome, items: Sequence[Item], config: RunConfig) -> None:
