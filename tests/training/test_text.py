@@ -1,5 +1,5 @@
 import pytest
-from carnelian_training.text import spell_out, to_given_labels, to_labels
+from carnelian_training.text import LABEL_CHARACTERS, spell_out, to_given_labels, to_labels
 
 
 @pytest.mark.parametrize(
@@ -12,7 +12,7 @@ from carnelian_training.text import spell_out, to_given_labels, to_labels
         ("\ufb01ne, \uff21\uff22", "fine ab"),
         ("Mr. Darcy and Mrs Bennet", "mister darcy and missus bennet"),
         ("Dr. Grant of St. James, etc.", "doctor grant of saint james et cetera"),
-        ("“See Mr. Jones Jr.!” “pens, etc.…” [etc.]", "see mister jones junior pens et cetera et cetera"),
+        ("“See Mr. Jones Jr.!” “pens, etc.…” (etc.)", "see mister jones junior pens et cetera et cetera"),
         ("Mr.Smith of St.Paul’s, Esq.—here", "mister smith of saint paul's esquire here"),
         ("at 2:00: tea, at 3:07: cake", "at two o'clock tea at three oh seven cake"),
         ("the boys' room, James's hat", "the boys' room james's hat"),
@@ -65,6 +65,21 @@ def test_a_number_that_is_part_of_something_else_is_refused(text):
 @pytest.mark.parametrize("text", ["café", "x = y", "a@b", "12345678901234567890", "¼ mile", "…", ""])
 def test_what_has_no_known_sound_is_refused(text):
     assert to_labels(text) is None
+
+
+@pytest.mark.parametrize("tag", ["[noise]", "[breathes in]", "{uh}", "*coughs*", "(laughs)", "[UNK]", "[[laughs]]"])
+def test_what_transcribers_put_into_brackets_does_not_become_words(tag):
+    for text in (tag, f"so {tag} i said okay"):
+        assert to_labels(text) is None
+        assert to_given_labels(text, LABEL_CHARACTERS) is None
+    marks = tag[0] + tag[-1]
+    assert to_given_labels(f"so {tag.lower()}", LABEL_CHARACTERS + marks) == f"so {tag.lower()}"
+
+
+def test_what_prose_has_in_brackets_is_read_out():
+    text = "He came (as he said) on time […] and again* and* (in the end) [...] left."
+    words = "he came as he said on time and again and in the end left"
+    assert to_labels(text) == to_given_labels(text, LABEL_CHARACTERS) == words
 
 
 @pytest.mark.parametrize("labels", ["a plain sentence", "it's the boys' room", "o'clock"])

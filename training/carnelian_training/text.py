@@ -61,6 +61,8 @@ _TIME = re.compile(
     re.IGNORECASE,
 )
 _RAISED = re.compile("(?=[\u00b2\u00b3\u00b9\u2070-\u209f\u2460-\u24ff])")
+# What transcribers put into brackets is no speech: [noise], {uh}, *coughs*, (laughs). Prose has longer parentheses.
+_TAG = re.compile(r"\[[^\[\]\w]*\w[^\[\]]*\]|\{[^{}\w]*\w[^{}]*\}|\*\w[^*]*\*|\([^\W\d_]+\)")
 _SILENT = re.compile(r"[.,;:!?\"“”„«»()\[\]{}_*…\-\u2010-\u2015]+")
 # Unicode classes these as punctuation, but they are read out as words.
 _READ_OUT = frozenset("&%@#\u00a7\u066a\u2030\u2031\u0609\u060a\ufe60\ufe6a\ufe5f\ufe6b\uff06\uff05\uff20\uff03")
@@ -97,8 +99,10 @@ def to_labels(text: str) -> str | None:
 
     Returns:
         Lower-case words of `LABEL_CHARACTERS`, one space apart; None if the text has other characters
-        (an accented letter, a symbol) whose sound is not known, or no word at all.
+        (an accented letter, a symbol) whose sound is not known, a tag such as [noise], or no word at all.
     """
+    if _TAG.search(text):
+        return None
     labels = _SILENT.sub(" ", spell_out(text).lower())
     # An apostrophe belongs to a word between letters (don't) and after a plural (the boys' room). A closing single
     # quotation mark looks like the latter, so if one opens before a word, only apostrophes between letters are kept.
@@ -121,8 +125,10 @@ def to_given_labels(text: str, labels: str) -> str | None:
 
     Returns:
         Words with one space between them, or none if the space is no label; None if the text has other letters or
-        symbols, or no word at all.
+        symbols, a tag such as [noise] in brackets that are not labels, or no word at all.
     """
+    if any(tag[0][0] not in labels for tag in _TAG.finditer(text)):
+        return None
     # An apostrophe that is not a letter (in Uzbek and Hawaiian some are letters) is a quotation mark unless it stands
     # between letters.
     quotes = "".join(sorted(mark for mark in APOSTROPHES if not (mark in labels and mark.isalpha())))
