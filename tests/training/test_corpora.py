@@ -130,6 +130,31 @@ def test_what_lhotse_would_have_to_compute_is_refused(lhotse_recordings, call):
     assert (status, "empty.jsonl must be a CutSet of Lhotse, but is empty" in err) == (1, True)
 
 
+def test_calls_of_two_channels_in_kaldis_folders_are_refused(tmp_path, call):
+    """Lhotse claims one channel of each, and both speakers would be mixed against the transcript of one."""
+    kaldi = pytest.importorskip("lhotse.kaldi")
+    soundfile.write(tmp_path / "call.wav", np.stack([NOISE, -NOISE], axis=1), 8000)
+    lines = {"wav.scp": f"call {tmp_path}/call.wav", "segments": "u call 0.0 2.0", "text": "u hello", "utt2spk": "u s"}
+    for name, line in lines.items():
+        (tmp_path / name).write_text(line + "\n")
+    recordings, supervisions, _ = kaldi.load_kaldi_data_dir(tmp_path, 8000)
+    recordings.to_file(tmp_path / "recordings.jsonl")
+    supervisions.to_file(tmp_path / "supervisions.jsonl")
+    sources = ("--recordings", tmp_path / "recordings.jsonl", "--supervisions", tmp_path / "supervisions.jsonl")
+    status, _, err = call(main, "convert", tmp_path / "ours.jsonl", *sources)
+    assert (status, f"{tmp_path}/call.wav has 2: split it first, as by `sox" in err) == (1, True), err
+
+
+def test_a_supervision_that_begins_before_its_recording_is_refused(lhotse_recordings, call):
+    lhotse = pytest.importorskip("lhotse")
+    folder, target = lhotse_recordings, lhotse_recordings / "ours.jsonl"
+    early = lhotse.SupervisionSegment("early", "long", -1.0, 2.0, text="a")
+    lhotse.SupervisionSet.from_segments([early]).to_file(folder / "early.jsonl")
+    sources = ("--recordings", folder / "recordings.jsonl.gz", "--supervisions", folder / "early.jsonl")
+    status, _, err = call(main, "convert", target, *sources)
+    assert (status, "early must begin within its recording, but begins at -1 s" in err) == (1, True), err
+
+
 def test_offline_perturbation_hears_of_an_mp3_segment_what_the_whole_file_has_there(tmp_path):
     time_s = np.arange(4 * 44100) / 44100
     bursts = np.random.default_rng(0).uniform(-0.5, 0.5, len(time_s)) * (np.sin(2 * np.pi * 3 * time_s) > 0.5)

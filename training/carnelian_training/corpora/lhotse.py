@@ -3,14 +3,17 @@
 Clips inside longer recordings become clips with an `offset`; no audio is written.
 """
 
+import functools
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import soundfile
 import yaml
 
+from carnelian_training.data.audio import check_regular
 from carnelian_training.data.manifest import Clip
 
 
@@ -18,8 +21,8 @@ def clips_of_cuts(cuts: Path) -> Iterator[Clip]:
     """Yield a clip for each supervision of a cut manifest.
 
     Raises:
-        ValueError: A cut is mixed, padded or perturbed, or its sound is missing or not one file of one channel; the
-            message names the cut.
+        ValueError: A cut is mixed, padded or perturbed, its sound is missing or not one file of one channel, or a
+            supervision begins before it; the message names the cut or the supervision.
     """
     seen: set[tuple[str, str, float]] = set()
     for cut in _read(_lhotse().CutSet, cuts):
@@ -40,8 +43,8 @@ def clips_of_supervisions(recordings: Path, supervisions: Path) -> Iterator[Clip
     """Yield a clip for each supervision of a supervision manifest, with its sound from a recording manifest.
 
     Raises:
-        ValueError: A recording is missing, perturbed, or not one file of one channel; the message names the
-            supervision.
+        ValueError: A recording is missing, perturbed, or not one file of one channel, or a supervision begins before
+            it; the message names the supervision.
     """
     lhotse = _lhotse()
     by_id = {recording.id: recording for recording in _read(lhotse.RecordingSet, recordings)}
@@ -90,19 +93,39 @@ def _clip(recording: Any, start: float, supervision: Any, where: str) -> Clip:
     if len(recording.sources) != 1 or recording.sources[0].type != "file":
         kinds = [source.type for source in recording.sources]
         raise ValueError(f"{where} must be in one sound file, but its recording has the sources {kinds}")
-    if recording.num_channels != 1:
-        raise ValueError(f"{where} must be in a file of one channel, but its file has {recording.num_channels}")
+    file = Path(recording.sources[0].source).absolute()
+    # What Lhotse made of Kaldi's folders claims one channel of every file.
+    channels = max(recording.num_channels, _channels(file))
+    if channels > 1:
+        raise ValueError(
+            f"{where} must be in a file of one channel, but {file} has {channels}: "
+            "split it first, as by `sox call.wav caller.flac remix 1`"
+        )
+    if round(start, 6) < 0:
+        raise ValueError(f"{where} must begin within its recording, but begins at {start:g} s")
     if recording.transforms:
         raise ValueError(f"{where} must be a file's own sound, but is transformed: let Lhotse save the sound first")
     is_whole = start == 0 and abs(supervision.duration - recording.duration) < 0.01
     extra = {"id": supervision.id, "speaker": supervision.speaker, "language": supervision.language}
     return Clip(
-        Path(recording.sources[0].source).absolute(),
+        file,
         recording.duration if is_whole else supervision.duration,
         supervision.text or "",
         {name: value for name, value in extra.items() if value is not None},
         offset=None if is_whole else round(start, 6),
     )
+
+
+@functools.cache  # a recording may have thousands of supervisions
+def _channels(file: Path) -> int:
+    """Return the number of channels of a sound file; 0 if it cannot be read, as `validate` will say."""
+    try:
+        check_regular(file)
+        # By number, as the suffix of a name may decide how the file is read.
+        with file.open("rb", buffering=0) as opened, soundfile.SoundFile(opened.fileno(), closefd=False) as sound:
+            return int(sound.channels)
+    except (OSError, RuntimeError):
+        return 0
 
 
 def _lhotse() -> Any:
