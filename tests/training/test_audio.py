@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import soundfile
 import torch
-from carnelian_training.data.audio import encoded
+from carnelian_training.data.audio import encoded, error_words
 from carnelian_training.data.loading import load
 from carnelian_training.data.manifest import Clip
 from carnelian_training.data.plan import Item
@@ -40,9 +40,24 @@ def test_a_segment_of_a_telephone_call_is_what_the_whole_file_has_there(tmp_path
 
 
 @pytest.mark.parametrize("offset", [None, 1.0])
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"version https://git-lfs.github.com/spec/v1\n", "Format not recognised; it begins with b'version https://'"),
+        (b"RIFF\x24\0\0\0WAVEfmt \0\0\0\0", "Short 'fmt ' chunk; it begins with"),
+    ],
+)
+def test_a_file_that_libsndfile_cannot_read_is_described_and_to_be_converted(tmp_path, content, words, offset):
+    (tmp_path / "a.wav").write_bytes(content + bytes(100))
+    with pytest.raises(RuntimeError, match=rf"{words}.*; if that is sound, convert it: `ffmpeg .* out.flac`$"):
+        encoded(Clip(tmp_path / "a.wav", 2.0, "a", offset=offset))
+
+
+@pytest.mark.parametrize("offset", [None, 1.0])
 def test_a_file_that_is_not_there_is_said_to_be_so(tmp_path, offset):
-    with pytest.raises(FileNotFoundError, match=r"No such file or directory: .*call\.wav"):
+    with pytest.raises(FileNotFoundError, match=r"No such file or directory: .*call\.wav") as error:
         encoded(Clip(tmp_path / "call.wav", 2.0, "a", offset=offset))
+    assert error_words(error.value) == "No such file or directory"  # a report names the file itself
 
 
 def test_a_name_with_its_accents_in_another_form_is_told_from_a_missing_file(tmp_path):
@@ -112,6 +127,18 @@ def test_a_segment_of_an_mp3_file_is_what_the_whole_file_has_there(tmp_path):
         found, _ = soundfile.read(io.BytesIO(encoded(Clip(path, 0.5, "a", offset=offset)).tobytes()), dtype="float32")
         begin = round(offset * 16_000)
         np.testing.assert_allclose(found, whole[begin : begin + 8000], atol=1e-6)  # 0.35 was seen
+
+
+@pytest.mark.parametrize("seconds", [20, 70])
+def test_a_segment_at_the_end_of_ogg_vorbis_is_what_the_whole_file_has_there(tmp_path, seconds):
+    """Within the last page, libsndfile goes to up to 511 frames behind the place; of near silence it lasts 8 s."""
+    path = tmp_path / "long.ogg"
+    soundfile.write(path, np.random.default_rng(0).uniform(-1e-4, 1e-4, seconds * 16_000), 16_000)
+    whole, _ = soundfile.read(path, dtype="float32")
+    for begin in range(len(whole) - 4000, len(whole), 250):
+        clip = Clip(path, (len(whole) - begin) / 16_000, "a", offset=begin / 16_000)
+        found, _ = soundfile.read(io.BytesIO(encoded(clip).tobytes()), dtype="float32")
+        np.testing.assert_allclose(found, whole[begin:], atol=1e-6)
 
 
 def test_hours_of_sound_behind_a_short_line_are_not_decoded(tmp_path):

@@ -37,28 +37,35 @@ _SPOILT_BY_TAGS = (b"RIFF", b"RIFX", b"FORM", b"OggS")
 AIFF, and does not recognise Ogg."""
 _DAMAGED = re.compile("Error decoding|chunk marker")
 """Matches what DALI and libsndfile say of a damaged file."""
+_MOST_FRAMES_OF_A_PAGE = 255 * 4096
+"""The most frames of a page of Ogg Vorbis: 255 packets of half the longest block."""
 
 
 def encoded(clip: Clip) -> Encoded:
     """Return the bytes of a sound file that holds exactly the clip: the sound that the SDK would send, or an error.
 
     A clip with an `offset` is cut out of its file as a WAV file in memory, at the file's own rate. A segment of a long
-    recording costs no more than its own length, so the rest of the recording is not checked; only a file that must be
-    repaired, MP3 or MP2 in a WAV file, and MP3 that does not count its frames are read whole. MP3, which DALI does not
-    decode, and FLAC that was written to a pipe, whose length DALI does not know, become WAV files in the same way,
+    recording costs little more than its own length, so the rest of the recording is not checked; only a file that must
+    be repaired, MP3 or MP2 in a WAV file, and MP3 that does not count its frames are read whole. MP3, which DALI does
+    not decode, and FLAC that was written to a pipe, whose length DALI does not know, become WAV files in the same way,
     whatever the suffix of their names.
 
     Raises:
         OSError: The file cannot be read.
-        RuntimeError: The file is not a regular file; libsndfile cannot read it (the message is libsndfile's); it holds
-            several recordings, one behind the other; it lasts over :data:`MOST_EXCESS_S` longer than the clip; or it
-            ends before the segment begins.
+        RuntimeError: The file is not a regular file; libsndfile cannot read it (the message begins with libsndfile's);
+            it holds several recordings, one behind the other; it lasts over :data:`MOST_EXCESS_S` longer than the clip;
+            or it ends before the segment begins.
     """
     check_regular(clip.audio_filepath)
     try:
         return _whole(clip) if clip.offset is None else _segment(clip, clip.offset)
     except soundfile.LibsndfileError as error:
-        raise RuntimeError(error.error_string) from error  # str(error) may name an object in memory
+        words = error.error_string  # str(error) may name an object in memory
+        if not _DAMAGED.search(words):
+            with clip.audio_filepath.open("rb") as file:
+                words = f"{words.rstrip('.')}; it begins with {file.read(16)!r}"
+            words += "; if that is sound, convert it: `ffmpeg -i in.m4a -ar 16000 -ac 1 out.flac`"
+        raise RuntimeError(words) from error
 
 
 def read_samples(clip: Clip) -> tuple[Samples, int]:
@@ -126,8 +133,11 @@ def _segment(clip: Clip, offset_s: float) -> Encoded:
             if first >= source.frames:
                 lasts_s = source.frames / source.samplerate
                 raise RuntimeError(f"begins {offset_s:g} s into a file that lasts {lasts_s:.2f} s")
-            # A frame of MP3 may need bits of earlier frames, so decoding begins up to a second before the segment.
-            lead = min(first, source.samplerate) if source.format == "MP3" else 0
+            lead = 0
+            if source.format == "MP3":  # a frame may need bits of frames up to a second earlier
+                lead = min(first, source.samplerate)
+            elif source.subtype == "VORBIS":  # libsndfile (1.2.2) goes to a wrong place within the last page
+                lead = min(first, max(first + _MOST_FRAMES_OF_A_PAGE - source.frames, 0))
             _go_to(source, first - lead)
             samples = _read(source, file, lead + round(clip.duration * source.samplerate))
             return to_wav(samples[lead:], source.samplerate)
@@ -159,7 +169,7 @@ def check_regular(path: Path) -> None:
     try:
         mode = path.stat().st_mode
     except FileNotFoundError as error:
-        raise FileNotFoundError(f"{error}{other_spelling(path)}") from error
+        raise FileNotFoundError(error.errno, f"{error.strerror}{other_spelling(path)}", str(path)) from error
     if not stat.S_ISREG(mode):
         raise RuntimeError("must be a regular file, but is a folder, a pipe or a device")
 
@@ -211,10 +221,11 @@ def to_wav(samples: Samples, rate_hz: int) -> Encoded:
 
 
 def error_words(error: Exception) -> str:
-    """Return the first line of an error's message, without DALI's description of the place in its graph.
+    """Return the first line of an error's message, without a file's name and the place in DALI's graph.
 
     What the SDK says of a damaged file is added.
     """
-    _, _, words = str(error).rpartition("encountered:")
+    said = (isinstance(error, OSError) and error.strerror) or str(error)
+    _, _, words = said.rpartition("encountered:")
     words = words.strip().partition("\n")[0] or repr(error)  # a MemoryError may have no words
     return f"{words.rstrip('.')}: the file is damaged or cut short" if _DAMAGED.search(words) else words
