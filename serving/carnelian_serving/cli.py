@@ -8,7 +8,6 @@ import select
 import signal
 import sys
 from collections.abc import Sequence
-from itertools import pairwise
 from pathlib import Path
 from types import FrameType
 from typing import Annotated
@@ -18,7 +17,7 @@ import typer
 from carnelian_serving.endings import KILLED, describe_exit
 from carnelian_serving.errors import ServerError
 from carnelian_serving.launcher import LogLevel, Server
-from carnelian_serving.triton_options import RESTRICTIONS, has_port
+from carnelian_serving.triton_options import StrayWordError, has_port
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 PAUSE_SIGNALS = (signal.SIGSEGV, signal.SIGABRT)
@@ -85,15 +84,6 @@ def serve(
 
     Uses the Triton of the container where there is one, else the one in the wheel nvidia-pytriton.
     """
-    for before, option in pairwise(["", *(triton_options or ())]):
-        if not option.startswith("--"):
-            is_value = before.startswith("--") and "=" not in before
-            has_key = is_value and any(name.startswith(before) for name in RESTRICTIONS.values())
-            # What follows the = may be a key as well.
-            found = f"what follows {before}" if has_key else repr(option.partition("=")[0])
-            value = "PROTOCOLS:HEADER=KEY" if has_key else "VALUE" if "=" in option else option
-            advice = f"write `{before}={value}`" if is_value else "a folder of models is given as --repository"
-            raise typer.BadParameter(f"an option of tritonserver must begin with --, but {found} does not; {advice}")
     for number in STOP_SIGNALS:
         if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
             continue  # nohup
@@ -125,6 +115,8 @@ def serve(
                 _ignore_signals()  # the clean-up after a server that ended by itself must not be interrupted either
     except _Stop:
         return
+    except StrayWordError as error:
+        raise typer.BadParameter(str(error)) from None
     except (ServerError, OSError) as error:
         _print_log(f"carnelian-serve: {error}")
         raise typer.Exit(1) from None

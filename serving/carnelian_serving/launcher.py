@@ -101,8 +101,10 @@ class Server:
                 are left out. None keeps the log in memory only.
 
         Raises:
-            ServerError: The repository's path leads nowhere.
+            StrayWordError: An option of `tritonserver` does not begin with `--`.
+            ServerError: An option must not be there, or the repository's path leads nowhere.
         """
+        check_options(triton_options)
         self.repository = resolve_repository(Path(repository))
         """The model repository that is served."""
         self._models = tuple(models)
@@ -174,7 +176,6 @@ class Server:
             raise ServerError("the server must be stopped before it is started again")
         self._triton = self._new_triton()
         check_repository(self.repository, self._models)
-        check_options(self._triton_options)
         self._host = find_address(self._host)
         self._addresses = read_addresses(self._host, self._triton_options)
         with held_ports(self._host, self._wanted_ports) as self._ports, first_on(self._host, self._ports):

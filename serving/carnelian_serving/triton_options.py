@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 
 from carnelian_serving.errors import ServerError
 
@@ -32,13 +33,19 @@ READ_OPTIONS = (
 _RESTRICTION = re.compile("[^:=]+:[^:=]+=.*", re.DOTALL)
 
 
+class StrayWordError(ServerError):
+    """Among the options there is a word that is none."""
+
+
 def check_options(triton_options: Sequence[str]) -> None:
     """Check that the launcher understands the options, and can still ask whether the models are ready.
 
     Raises:
+        StrayWordError: An option does not begin with `--`.
         ServerError: An option is abbreviated, has an option of the launcher itself, closes readiness over HTTP, or
             opens a port that nothing restricts.
     """
+    _check_words(triton_options)
     for option in triton_options:
         name, _, value = option.partition("=")
         whole = [known for known in READ_OPTIONS if known.startswith(name)]
@@ -121,6 +128,19 @@ def by_name(triton_options: Sequence[str]) -> dict[str, str]:
 def is_on(value: str) -> bool:
     """Return the value of a yes-or-no option, as tritonserver reads it."""
     return value.lower() not in ("false", "off", "0")
+
+
+def _check_words(triton_options: Sequence[str]) -> None:
+    """Check that all are options; name no key in an error."""
+    for before, word in pairwise(["", *triton_options]):
+        if not word.startswith("--"):
+            is_value = before.startswith("--") and "=" not in before
+            has_key = is_value and any(name.startswith(before) for name in RESTRICTIONS.values())
+            # What follows the = may be a key as well.
+            found = f"what follows {before}" if has_key else repr(word.partition("=")[0])
+            value = "PROTOCOLS:HEADER=KEY" if has_key else "VALUE" if "=" in word else word
+            advice = f"write `{before}={value}`" if is_value else "a folder of models is given as --repository"
+            raise StrayWordError(f"an option of tritonserver must begin with --, but {found} does not; {advice}")
 
 
 def _protocols(value: str) -> list[str]:

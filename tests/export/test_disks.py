@@ -131,7 +131,7 @@ def test_a_disk_without_room_is_named_and_the_old_model_stays(tmp_path, room, co
 
 @pytest.mark.parametrize("inside", [False, True])
 def test_exports_into_one_repository_take_turns(tmp_path, config, network, monkeypatch, inside):
-    """The one that ended first deleted the work of the other, which was in a folder of its model; or renames mixed."""
+    """The one that ended first deleted the work of the other, in a folder of its model; or their renames mixed."""
     if inside:
         (tmp_path / "r").mkdir()
         forbid(tmp_path, monkeypatch)

@@ -3,7 +3,22 @@
 import pytest
 from carnelian_serving.addresses import open_to_others, read_addresses
 from carnelian_serving.errors import ServerError
-from carnelian_serving.triton_options import OWN_OPTIONS, check_options, close_shared_memory, trim_key
+from carnelian_serving.launcher import Server
+from carnelian_serving.triton_options import OWN_OPTIONS, StrayWordError, check_options, close_shared_memory, trim_key
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["trace"], "but 'trace' does not; a folder of models is given as --repository"),
+        (["--log-file", "a=b"], "but 'a' does not; write `--log-file=VALUE`"),
+        (["--http-port", "1"], "write `--http-port=1`"),
+    ],
+)
+def test_a_word_that_is_no_option_is_told_from_python_too(tmp_path, options, words):
+    """A value apart from its option reached Triton, and the launcher had not read it."""
+    with pytest.raises(StrayWordError, match=words):
+        Server(tmp_path, triton_options=options)
 
 
 @pytest.mark.parametrize(
