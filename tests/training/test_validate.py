@@ -144,3 +144,41 @@ def test_as_many_threads_decode_as_the_process_has_cores(tmp_path, call, monkeyp
     monkeypatch.setattr(validate, "pipeline_def", lambda **options: built.append(options) or pipeline_def(**options))
     assert call(main, "validate", tmp_path / "m.jsonl")[0] == 0
     assert [options["num_threads"] for options in built] == [3]
+
+
+def test_a_sound_that_comes_again_is_named_and_left_out(tmp_path, call):
+    noise = np.random.default_rng(0).standard_normal(16000) * 0.1
+    for name in ("a.wav", "b.wav"):
+        soundfile.write(tmp_path / name, noise, 16000)
+    clips = [
+        Clip(tmp_path / "a.wav", 1.0, "first"),
+        Clip(tmp_path / "b.wav", 0.5, "part", offset=0.25),
+        Clip(tmp_path / "b.wav", 0.5, "other part", offset=0.5),
+        Clip(tmp_path / "b.wav", 0.5, "part", offset=0.25),
+        Clip(tmp_path / "." / ".." / tmp_path.name / "a.wav", 1.01, "second"),
+    ]
+    write_manifest(tmp_path / "m.jsonl", clips)
+    status, out, _ = call(main, "validate", tmp_path / "m.jsonl", "--write")
+    assert status == 1
+    assert "b.wav at 0.25 s: in an earlier line, too\n" in out
+    assert "a.wav: in an earlier line, too, with another text\n" in out
+    assert "defects: 2 repeated" in out
+    assert read_manifest(tmp_path / "m.clean.jsonl") == clips[:3]
+
+
+def test_what_may_be_meant_so_is_counted_alone(tiny_config, tmp_path, call):
+    noise = np.random.default_rng(0).standard_normal((16000, 2)) * 0.1
+    for name in ("a.wav", "b.wav", "c.wav"):
+        soundfile.write(tmp_path / name, noise[:, : 1 if name == "a.wav" else 2], 16000)
+    clips = [Clip(tmp_path / name, 1.0, "a") for name in ("a.wav", "b.wav", "c.wav")]
+    write_manifest(tmp_path / "train.jsonl", clips[1:])
+    write_manifest(tmp_path / "dev.jsonl", [clips[0], Clip(tmp_path / "b.wav", 1.01, "b")])
+    tree = config_to_dict(tiny_config)
+    tree["data"] |= {"train": [{"path": str(tmp_path / "train.jsonl")}], "dev": str(tmp_path / "dev.jsonl")}
+    (tmp_path / "own.yaml").write_text(yaml.safe_dump(tree))
+    status, out, _ = call(main, "validate", tmp_path / "own.yaml")
+    assert status == 0, out
+    assert "train.jsonl: 2 clips of several channels, which are mixed\n" in out
+    assert "dev.jsonl: 1 clips of several channels, which are mixed\n" in out
+    assert "dev.jsonl: 1 clips in the manifests of training, too\n" in out
+    assert "train.jsonl: 2 clips in the manifests" not in out

@@ -111,6 +111,8 @@ def validate(
         report = run(check, min_rate_hz=min_rate, num_threads=threads)
         for _, name, words in report.defects:
             typer.echo(f"{name}: {words}" if words else name)
+        for words, count in (+report.remarks).items():
+            typer.echo(f"{check.manifest}: {count} clips {words}")
         hours = sum(clip.duration for clip in report.clean) / 3600
         kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(report.kinds.items()))
         typer.echo(

@@ -54,6 +54,8 @@ class ManifestCheck:
     config: Config
     for_training: bool = True
     """Whether the clips are for training; for evaluation, durations and alignments are not checked."""
+    training: tuple[Path, ...] = ()
+    """The manifests of training, whose clips the manifest should not share."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,8 @@ class ManifestReport:
     """The clips without a defect."""
     defects: list[tuple[str, str, str]] = field(default_factory=list)
     """The kind of each defect, its clip or line, and the message that says what is wrong."""
+    remarks: Counter[str] = field(default_factory=Counter)
+    """The number of clips with what may be meant so, by its words."""
 
     @property
     def kinds(self) -> Counter[str]:
@@ -100,7 +104,8 @@ def list_checks(paths: Sequence[Path], overrides: tuple[str, ...] = ()) -> list[
             raise ValueError(f"{path} must name manifests, in `data.train` or `data.dev`, but names none; give --set")
         found += [ManifestCheck(manifest.path, config) for manifest in config.data.train]
         if config.data.dev is not None:
-            found.append(ManifestCheck(config.data.dev, config, for_training=False))
+            training = tuple(manifest.path for manifest in config.data.train)
+            found.append(ManifestCheck(config.data.dev, config, for_training=False, training=training))
     return found
 
 
@@ -111,13 +116,24 @@ def validate(
 
     Files with a sampling rate below `min_rate_hz` are reported. They can be decoded, but the upper mel bands of an 8
     kHz recording, for example, are empty. By default, every core of this process decodes.
+
+    Raises:
+        ValueError: The manifest, or one of training, cannot be read.
     """
     clips, mistakes = read_manifest_leniently(check.manifest)
     report = ManifestReport(check.manifest, defects=[("no clip", line, "") for line in mistakes])
     if not clips and not mistakes:
         report.defects.append(("empty", str(check.manifest), "no clips at all"))
+    trained = {_identity(clip) for manifest in check.training for clip in read_manifest_leniently(manifest)[0]}
+    texts: dict[int, str] = {}
     for clip, sounds in _listen(clips, check.manifest, min_rate_hz, num_threads or len(os.sched_getaffinity(0))):
+        sound = _identity(clip)
+        report.remarks["of several channels, which are mixed"] += bool(sounds.pop("channels", ""))
+        report.remarks["in the manifests of training, too"] += sound in trained
         found = _line_defects(clip, check) | sounds
+        if sound in texts:
+            found["repeated"] = "in an earlier line, too" + (", with another text" if texts[sound] != clip.text else "")
+        texts.setdefault(sound, clip.text)
         report.defects.extend((kind, clip.title, words) for kind, words in found.items())
         if not found:
             report.clean.append(clip)
@@ -148,6 +164,12 @@ def check_clean(clips: Sequence[Clip], manifest: Path, num_threads: int, process
         raise RuntimeError("\n".join([f"{manifest} must name clean clips, but {len(bad)} are bad", *named]))
 
 
+def _identity(clip: Clip) -> int:
+    """Return a hash of the sound that a clip names, whatever its text."""
+    stretch = None if clip.offset is None else (clip.offset, clip.duration)
+    return hash((os.path.normpath(clip.audio_filepath.absolute()), stretch))
+
+
 def _line_defects(clip: Clip, check: ManifestCheck) -> dict[str, str]:
     """Return the defects that the manifest's line shows without its sound, by kind."""
     config = check.config
@@ -169,17 +191,15 @@ def _listen(
     def build(remaining: Iterator[Sequence[Item]]) -> Pipeline:
         def read() -> tuple[list[Encoded], list[npt.NDArray[np.int32]]]:
             sounds = read_batch(next(remaining), failed, num_threads)
-            rates_hz = (soundfile.info(io.BytesIO(sound.tobytes())).samplerate for sound in sounds)
-            return sounds, [np.array(rate_hz, np.int32) for rate_hz in rates_hz]
+            headers = (soundfile.info(io.BytesIO(sound.tobytes())) for sound in sounds)
+            return sounds, [np.array([header.samplerate, header.channels], np.int32) for header in headers]
 
         @pipeline_def(batch_size=largest, num_threads=num_threads, device_id=None)
         def graph() -> tuple[DataNode, ...]:
-            data, rate_hz = fn.external_source(
-                source=read, num_outputs=2, dtype=[types.UINT8, types.INT32], ndim=[1, 0]
-            )
+            data, header = fn.external_source(source=read, num_outputs=2, dtype=[types.UINT8, types.INT32], ndim=1)
             signal = decode(data, float(SAMPLE_RATE_HZ))
             padded = fn.pad(signal, axes=[0], shape=[1])
-            return signal.shape(dtype=types.INT64)[0], fn.reductions.rms(padded), level(padded), rate_hz
+            return signal.shape(dtype=types.INT64)[0], fn.reductions.rms(padded), level(padded), header
 
         pipeline: Pipeline = graph()
         pipeline.build()
@@ -187,16 +207,17 @@ def _listen(
 
     with clip_progress(len(clips), manifest.name, is_shown=is_shown) as progress:
         for items, outputs in run_surviving(batches, failed, build):
-            samples, rms, levels, rates_hz = (np.array(output.as_tensor()) for output in outputs)
+            samples, rms, levels, headers = (np.array(output.as_tensor()) for output in outputs)
             for row, item in enumerate(items):
                 if item.clip in failed:
                     yield item.clip, {"unreadable": failed[item.clip]}
                     continue
-                rate_hz = int(rates_hz[row])
+                rate_hz, channels = map(int, headers[row])
                 found = {
                     "sound": sound_defect(item.clip, int(samples[row]), math.isfinite(rms[row])),
                     "silent": silence_defect(float(levels[row])) if samples[row] else None,
                     "rate": f"recorded at {rate_hz} Hz, below {min_rate_hz} Hz" if rate_hz < min_rate_hz else None,
+                    "channels": f"{channels} channels" if channels > 1 else None,
                 }
                 yield item.clip, {kind: words for kind, words in found.items() if words}
             progress(len(items))
