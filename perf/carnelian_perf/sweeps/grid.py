@@ -6,6 +6,7 @@ In: a YAML file of :class:`Grid`'s fields, strictly read. Out: :class:`Cell`, on
 import itertools
 import re
 import reprlib
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -250,17 +251,27 @@ def check_same_subject(grid: Grid, earlier: Grid) -> None:
         }
         for one in (earlier, grid)
     )
-    for key in [key for key in before if key in now]:
-        if before[key] != now[key]:
-            raise changed(f"`{key}` of the grid", before[key], now[key])
+    check_same(before, now, "`{}` of the grid")
 
 
-def changed(what: str, before: object, now: object, why: str = "") -> GridError:
-    """Make the error of what is not as it was for the results in a sweep's folder; `why` explains what is `now`."""
-    return GridError(
-        f"{what} must be as it was for the results that are there, {before}, but is {now}{why}; name another folder "
-        "(--out), or delete that one"
-    )
+def check_same(before: Mapping[str, object], now: Mapping[str, object], what: str = "{}", why: str = "") -> None:
+    """Check that what is known on both sides is as it was for the results in a sweep's folder.
+
+    Args:
+        before: What the results are of.
+        now: What is to be measured.
+        what: Names a key in the message, in the place of `{}`.
+        why: Explains in the message what is `now`.
+
+    Raises:
+        GridError: Something differs; the message names it.
+    """
+    for key in before:
+        if key in now and before[key] != now[key]:
+            raise GridError(
+                f"{what.format(key)} must be as it was for the results that are there, {before[key]}, but is "
+                f"{now[key]}{why}; name another folder (--out), or delete that one"
+            )
 
 
 def list_cells(grid: Grid) -> list[Cell]:

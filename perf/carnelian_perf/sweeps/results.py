@@ -1,9 +1,8 @@
 """The result file of one cell of a sweep."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from carnelian_perf import raw_file
 from carnelian_perf.raw_file import RawFile, RawFileError, Speech
@@ -86,6 +85,24 @@ class Result(RawFile):
             return None
         return self.cell.poisson_share * self.clips_per_s / self.rate_per_s
 
+    @property
+    def origin(self) -> dict[str, object]:
+        """What rounds of a cell have in common: versions and machine, less its system, whose kernel may be updated."""
+        return {key: value for key, value in {**self.machine, **self.versions}.items() if key != "system"}
+
+    @property
+    def served(self) -> dict[str, object]:
+        """What cells of a model have in common, as far as it is known."""
+        served: dict[str, object] = {
+            "backend": self.backend,
+            "configuration": self.configuration,
+            "accuracy": self.accuracy,
+            "manifest": self.speech.manifest,
+            "number of clips": self.speech.clips,
+            "format": self.speech.format if self.cell.input == "file" else None,  # samples have no format
+        }
+        return {key: value for key, value in served.items() if value is not None}
+
     def describe(self) -> str:
         """Describe the result in one line."""
         if self.report is None:
@@ -95,14 +112,6 @@ class Result(RawFile):
             return f"unstable: windows of {min(rates, default=0):.1f} to {max(rates, default=0):.1f} clips/s"
         latency = self.report.latency_ms
         return f"p50 {latency['p50']:.1f}, p95 {latency['p95']:.1f} ms, {self.clips_per_s:.1f} clips/s"
-
-    def find_difference(self, machine: Mapping[str, Any], versions: Mapping[str, str]) -> tuple[str, Any, Any] | None:
-        """Find the first key, of machine or versions known on both sides, that differs: key, own value, other value."""
-        own = {**self.machine, **self.versions}
-        for key, other in {**machine, **versions}.items():
-            if own.get(key, other) != other and key != "system":  # its kernel may be updated
-                return key, own[key], other
-        return None
 
 
 def read_result(folder: Path) -> Result:

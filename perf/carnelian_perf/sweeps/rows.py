@@ -162,44 +162,24 @@ def make_rows(results: Sequence[Result]) -> list[Row]:
             model have different configurations, accuracies or speech, of which the page names one.
     """
     groups: dict[Cell, list[Result]] = {}
-    firsts: dict[tuple[str, str], tuple[str, object]] = {}
+    firsts: dict[tuple[str, str, str], tuple[str, object]] = {}
     for result in results:
-        rounds = groups.setdefault(dataclasses.replace(result.cell, round=1), [])
-        rounds.append(result)
-        _check_alike(rounds[0], result)
-        for key, found in _served(result).items():
-            first, before = firsts.setdefault((result.cell.model, key), (result.cell.name, found))
+        name, cell = result.cell.name, dataclasses.replace(result.cell, round=1)
+        groups.setdefault(cell, []).append(result)
+        common = [("rounds of a cell", cell.name, *fact) for fact in result.origin.items()]
+        common += [(f"cells of {cell.model}", "", *fact) for fact in result.served.items()]
+        for which, of, key, found in common:
+            first, before = firsts.setdefault((which, of, key), (name, found))
             if before != found:
                 raise ValueError(
-                    f"cells of {result.cell.model} must be alike in {key}, but {first} has {before} and "
-                    f"{result.cell.name} has {found}: the page would be of neither; give each a folder of its own"
+                    f"{which} must be alike in {key}, but {first} has {before} and {name} has {found}: the page would "
+                    "be of neither; give each a folder of its own"
                 )
     rows = [
         Row(cell=cell, results=sorted(rounds, key=lambda result: result.cell.round)) for cell, rounds in groups.items()
     ]
     rows.sort(key=lambda row: (row.group, row.cell.input, row.cell.duration_s, row.cell.batch, _load(row)))
     return rows
-
-
-def _check_alike(first: Result, other: Result) -> None:
-    if difference := first.find_difference(other.machine, other.versions):
-        key, before, found = difference
-        raise ValueError(
-            f"rounds of a cell must be alike in {key}, but {first.cell.name} has {before} and {other.cell.name} has "
-            f"{found}: their median would be of neither; give each a folder of its own"
-        )
-
-
-def _served(result: Result) -> dict[str, object]:
-    """What cells of a model have in common, as far as it is known."""
-    speech = result.speech
-    served: dict[str, object] = {"backend": result.backend, "accuracy": result.accuracy}
-    served |= {"manifest": speech.manifest, "number of clips": speech.clips}
-    if result.configuration is not None:
-        served["configuration"] = result.configuration
-    if result.cell.input == "file":  # samples have no format
-        served["format"] = speech.format
-    return served
 
 
 def _load(row: Row) -> tuple[float, float]:

@@ -13,13 +13,14 @@ from carnelian_perf.load import LoadError
 from carnelian_perf.machine import describe_machine, find_commit, find_versions
 from carnelian_perf.stages import is_one_server
 from carnelian_perf.sweeps import perf_analyzer
-from carnelian_perf.sweeps.grid import Cell, CellError, Grid, changed, check_files, check_same_subject, list_cells
+from carnelian_perf.sweeps.grid import Cell, CellError, Grid, check_files, check_same, check_same_subject, list_cells
 from carnelian_perf.sweeps.lock import alone_in
 from carnelian_perf.sweeps.measure import Sweep, expect, find_closed, find_rate, measure
 from carnelian_perf.sweeps.results import RESULT, SEVERAL_SERVERS, Result, read_grid_of, read_result, write_grid
-from carnelian_perf.sweeps.target import Served, check_http, examine, open_target
+from carnelian_perf.sweeps.target import check_http, examine, open_target
 
 LOGGER = logging.getLogger(__name__)
+OTHER_MODEL = ": another model is served, or the same otherwise, or another version of carnelian-perf wrote them"
 
 
 def run_grid(grid: Grid, out: Path, retry: bool = False) -> list[Result]:
@@ -55,8 +56,7 @@ def _run_alone(grid: Grid, out: Path, retry: bool, program: Path) -> list[Result
     versions = {**find_versions(), "perf_analyzer": perf_analyzer.find_version(program)}
     versions.pop("tritonserver", None)  # the server that is measured tells its own, which results hold
     facts: dict[str, Any] = {"commit": find_commit(), "machine": describe_machine(), "versions": versions}
-    _check_same_machine(done.values(), facts)
-    _check_same_files(done.values(), grid)
+    _check_same_origin(done.values(), facts, grid)
     missing = [cell for cell in cells if _is_missing(grid, done, cell)]
     # A server that is named may serve other models by now, whose numbers the results that are there are not.
     examined = cells if grid.server else missing
@@ -71,10 +71,12 @@ def _run_alone(grid: Grid, out: Path, retry: bool, program: Path) -> list[Result
             versions["tritonserver"] = target.ask(target.client.get_server_metadata).version
             if "http" in grid.protocols:
                 check_http(str(target.urls["http"]))
-            _check_same_machine(done.values(), facts)
+            _check_same_origin(done.values(), facts, grid)
             sweep = Sweep(grid=grid, out=out, target=target, program=program, scratch=scratch, facts=facts, done=done)
             sweep.models = {model: examine(target, grid, model) for model in dict.fromkeys(c.model for c in examined)}
-            _check_same_models(done.values(), sweep.models)
+            for result in done.values():
+                if served := sweep.models.get(result.cell.model):
+                    check_same(result.served, vars(served), f"{{}} of {result.cell.model}", OTHER_MODEL)
             facts["one_server"] = grid.server is None or is_one_server(grid.server.grpc, examined[0].model)
             if not facts["one_server"]:
                 LOGGER.warning("%s For those name a single one as `server.grpc`.", SEVERAL_SERVERS)
@@ -101,44 +103,16 @@ def _find_result(folder: Path, retry: bool) -> Result | None:
     return None if retry and result.status != "stable" else result
 
 
-def _check_same_machine(results: Iterable[Result], facts: Mapping[str, Any]) -> None:
-    """Check that results are of this machine and of the versions that are known here.
+def _check_same_origin(results: Iterable[Result], facts: Mapping[str, Any], grid: Grid) -> None:
+    """Check that results are of this machine, of the versions that are known here, and of files in the grid's format.
 
     Raises:
         GridError: A result is not; the message names what differs.
     """
     for result in results:
-        if difference := result.find_difference(facts["machine"], facts["versions"]):
-            raise changed(*difference)
-
-
-def _check_same_files(results: Iterable[Result], grid: Grid) -> None:
-    """Check that results of files are of the format that the grid names.
-
-    Raises:
-        GridError: A result is not.
-    """
-    for result in results:
-        if grid.files and result.cell.input == "file" and result.speech.format != grid.files.format:
-            raise changed("`files.format` of the grid", result.speech.format, grid.files.format)
-
-
-def _check_same_models(results: Iterable[Result], models: Mapping[str, Served]) -> None:
-    """Check that results are of the models that are served now.
-
-    Raises:
-        GridError: A result is not; the message names what differs.
-    """
-    for result in results:
-        if (served := models.get(result.cell.model)) is None:
-            continue
-        for key in ("backend", "configuration", "accuracy"):
-            before, now = getattr(result, key), getattr(served, key)
-            if before is not None and before != now:
-                why = (
-                    ": another model is served, or the same otherwise, or another version of carnelian-perf wrote them"
-                )
-                raise changed(f"{key} of {result.cell.model}", before, now, why)
+        check_same(result.origin, {**facts["machine"], **facts["versions"]})
+        if grid.files:
+            check_same(result.served, {"format": grid.files.format}, "`files.{}` of the grid")
 
 
 def _is_missing(grid: Grid, done: Mapping[str, Result], cell: Cell) -> bool:
