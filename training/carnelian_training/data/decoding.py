@@ -26,10 +26,14 @@ STAND_IN = to_wav(np.zeros((1, 1), np.float32), SAMPLE_RATE_HZ)
 """A WAV file with one sample of silence, which replaces a clip that cannot be decoded."""
 
 
-def decode(data: DataNode, rate_hz: Any) -> DataNode:
-    """Add decoding to a DALI graph: encoded bytes of any rate and channels -> [samples] float32 mono at `rate_hz`."""
+def decode(data: DataNode, rate_hz: Any) -> tuple[DataNode, DataNode]:
+    """Add decoding to a DALI graph: encoded bytes of any rate and channels -> float32 mono at `rate_hz`.
+
+    Returns:
+        The signal, [samples or 1] float32, for other operators need one sample; and the number of samples, int64.
+    """
     signal, _ = fn.decoders.audio(data, sample_rate=rate_hz, dtype=types.FLOAT, downmix=True)
-    return signal
+    return fn.pad(signal, axes=[0], shape=[1]), signal.shape(dtype=types.INT64)[0]
 
 
 def level(signal: DataNode) -> DataNode:
@@ -119,7 +123,7 @@ def _decoding_error(clip: Clip) -> str | None:
     """Return why a clip cannot be decoded, as the message of the file system or of DALI; None if it can."""
 
     @pipeline_def(batch_size=1, num_threads=1, device_id=None)
-    def graph() -> DataNode:
+    def graph() -> tuple[DataNode, ...]:
         data = fn.external_source(source=lambda: [encoded(clip)], dtype=types.UINT8, ndim=1)
         return decode(data, float(SAMPLE_RATE_HZ))
 

@@ -158,9 +158,7 @@ def _pipeline(
             source=read, num_outputs=3, dtype=[types.UINT8, types.FLOAT, types.INT32], ndim=[1, 0, 1]
         )
         # Resampling to 16000 / speed Hz and treating the result as 16000 Hz changes the speed.
-        decoded = decode(data, rate_hz)
-        samples = decoded.shape(dtype=types.INT64)[0]
-        decoded = fn.pad(decoded, axes=[0], shape=[1])  # the operators of the features need one sample
+        decoded, samples = decode(data, rate_hz)
         # A clip that lasts longer than its manifest says is refused later; until then its features must not fill the
         # memory.
         signal = decoded = fn.slice(decoded, start=0, shape=longest, axes=[0], out_of_bounds_policy="trim_to_shape")

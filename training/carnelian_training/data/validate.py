@@ -197,9 +197,8 @@ def _listen(
         @pipeline_def(batch_size=largest, num_threads=num_threads, device_id=None)
         def graph() -> tuple[DataNode, ...]:
             data, header = fn.external_source(source=read, num_outputs=2, dtype=[types.UINT8, types.INT32], ndim=1)
-            signal = decode(data, float(SAMPLE_RATE_HZ))
-            padded = fn.pad(signal, axes=[0], shape=[1])
-            return signal.shape(dtype=types.INT64)[0], fn.reductions.rms(padded), level(padded), header
+            signal, samples = decode(data, float(SAMPLE_RATE_HZ))
+            return samples, fn.reductions.rms(signal), level(signal), header
 
         pipeline: Pipeline = graph()
         pipeline.build()
