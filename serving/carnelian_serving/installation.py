@@ -14,7 +14,8 @@ import os
 import shutil
 import sys
 import sysconfig
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -89,43 +90,11 @@ def prepare_wheel(scratch: Path) -> Installation:
     """
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     package = find_wheel()
-    if not sys.prefix.isascii():
-        raise InstallationError(
-            f"Triton's Python stubs read paths as ASCII, but this environment is in {sys.prefix}; make it anew in a "
-            "folder whose path has ASCII letters alone"
-        )
-    if not os.access("/tmp", os.W_OK):
-        raise InstallationError(
-            "Triton's Python backend writes to /tmp, whatever TMPDIR says, but it may not; mount a tmpfs there"
-        )
-    if os.statvfs(scratch).f_flag & os.ST_NOEXEC:
-        raise InstallationError(
-            f"Triton's Python backend is run from {scratch.parent}, but programs may not run there (noexec); set "
-            "TMPDIR to a folder where they may"
-        )
+    _check_surroundings(scratch)
     triton = package / "tritonserver"
-    stub = triton / "python_backend_stubs" / version / "triton_python_backend_stub"
-    if not stub.is_file():
-        found = sorted(path.name for path in (triton / "python_backend_stubs").glob("*"))
-        raise InstallationError(
-            f"{WHEEL} must carry a Python backend stub for the running Python {version}, but has them for "
-            f"{', '.join(found) or 'none'} ({triton}); use a Python from 3.10 to 3.12"
-        )
     backends = scratch / "backends"
-    try:
-        _copy_backends(backends, triton, stub)
-    except OSError as error:
-        if error.errno == errno.EFBIG:
-            raise InstallationError(
-                f"Triton's Python backend must be written to {scratch.parent}, but no file may be so large "
-                "(`ulimit -f`, systemd's LimitFSIZE); allow files of any size"
-            ) from error
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        raise InstallationError(
-            f"Triton's Python backend, some 3 MB, must find room in {scratch.parent}, but there is too little "
-            f"({error.strerror}); set TMPDIR to a folder with more"
-        ) from error
+    with _room_explained(scratch.parent):
+        _copy_backends(backends, triton, _find_stub(triton, version))
     libraries = scratch / "lib"
     libraries.mkdir()
     libpython = find_libpython(version, library_directories())
@@ -197,6 +166,54 @@ def find_libpython(version: str, directories: Iterable[Path]) -> Path | None:
         f"on Debian and Ubuntu run `apt-get install libpython{version}`, with pyenv rebuild Python with "
         "`PYTHON_CONFIGURE_OPTS=--enable-shared`"
     )
+
+
+def _check_surroundings(scratch: Path) -> None:
+    if not sys.prefix.isascii():
+        raise InstallationError(
+            f"Triton's Python stubs read paths as ASCII, but this environment is in {sys.prefix}; make it anew in a "
+            "folder whose path has ASCII letters alone"
+        )
+    if not os.access("/tmp", os.W_OK):
+        raise InstallationError(
+            "Triton's Python backend writes to /tmp, whatever TMPDIR says, but it may not; mount a tmpfs there"
+        )
+    if os.statvfs(scratch).f_flag & os.ST_NOEXEC:
+        raise InstallationError(
+            f"Triton's Python backend is run from {scratch.parent}, but programs may not run there (noexec); set "
+            "TMPDIR to a folder where they may"
+        )
+
+
+def _find_stub(triton: Path, version: str) -> Path:
+    stubs = triton / "python_backend_stubs"
+    stub = stubs / version / "triton_python_backend_stub"
+    if not stub.is_file():
+        found = ", ".join(sorted(path.name for path in stubs.glob("*"))) or "none"
+        raise InstallationError(
+            f"{WHEEL} must carry a Python backend stub for the running Python {version}, but has them for {found} "
+            f"({triton}); use a Python from 3.10 to 3.12"
+        )
+    return stub
+
+
+@contextmanager
+def _room_explained(place: Path) -> Iterator[None]:
+    """Say of errors in the context how files find room in a place."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno == errno.EFBIG:
+            raise InstallationError(
+                f"Triton's Python backend must be written to {place}, but no file may be so large (`ulimit -f`, "
+                "systemd's LimitFSIZE); allow files of any size"
+            ) from error
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise InstallationError(
+            f"Triton's Python backend, some 3 MB, must find room in {place}, but there is too little "
+            f"({error.strerror}); set TMPDIR to a folder with more"
+        ) from error
 
 
 def _copy_backends(backends: Path, triton: Path, stub: Path) -> None:
