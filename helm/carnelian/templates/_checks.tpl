@@ -1,6 +1,10 @@
 {{/* What the schema cannot say because it concerns several values. Every message says what to change. */}}
 {{- define "carnelian.check" -}}
-{{- include "carnelian.checkModels" . -}}
+{{- include "carnelian.checkNames" . -}}
+{{- include "carnelian.checkPod" . -}}
+{{- include "carnelian.checkRepository" . -}}
+{{- include "carnelian.checkExtras" . -}}
+{{- include "carnelian.checkArguments" . -}}
 {{- include "carnelian.checkNetwork" . -}}
 {{- include "carnelian.checkScaling" . -}}
 {{- include "carnelian.checkUpdates" . -}}
@@ -8,7 +12,7 @@
 {{- include "carnelian.checkRequests" . -}}
 {{- end -}}
 
-{{- define "carnelian.checkModels" -}}
+{{- define "carnelian.checkNames" -}}
 {{- $name := include "carnelian.fullname" . -}}
 {{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" $name) -}}
 {{- fail (printf "the objects would be called %s, but a Service's name is a letter, then letters, digits and -; set fullnameOverride" $name) -}}
@@ -16,6 +20,9 @@
 {{- if gt (len $name) 46 -}}
 {{- fail (printf "the objects would be called %s, which leaves no room for suffixes; set fullnameOverride, of 46 characters at most" $name) -}}
 {{- end -}}
+{{- end -}}
+
+{{- define "carnelian.checkPod" -}}
 {{- if and (gt (int .Values.gpu.count) 0) (ne .Values.runtime "native") -}}
 {{- fail (printf "gpu.count is %v, but `runtime: %s` has no GPU backends; set runtime: native" .Values.gpu.count .Values.runtime) -}}
 {{- end -}}
@@ -32,6 +39,12 @@
 {{- fail (printf "resources.limits.ephemeral-storage is %s, but %s, may be used of it, so the pod would be evicted before that is full; raise it, or lower the size" (toJson .) $counted) -}}
 {{- end -}}
 {{- end -}}
+{{- if regexMatch "^(127\\.|localhost$|::1$)" .Values.server.host -}}
+{{- fail (printf "server.host is %s, where neither probes nor Services reach the pod; set 0.0.0.0 or ::, and close HTTP with service.exposeHttp: false and networkPolicy" .Values.server.host) -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "carnelian.checkRepository" -}}
 {{- if and .Values.model.load (not (has .Values.model.name .Values.model.load)) -}}
 {{- fail (printf "model.name is %s, but model.load does not have it, so the pods would never be ready; add it" .Values.model.name) -}}
 {{- end -}}
@@ -61,12 +74,15 @@
 {{- end -}}
 {{- end -}}
 {{- end -}}
-{{- /* Which of two variables a container gets depends on who applies the manifest; the others are refused in the cluster. */ -}}
+{{- end -}}
+
+{{/* Which of two variables a container gets depends on who applies the manifest; the others are refused in the cluster. */}}
+{{- define "carnelian.checkExtras" -}}
 {{- $own := include "carnelian.ownEnv" . | fromYamlArray -}}
 {{- $mounts := include "carnelian.ownVolumeMounts" . | fromYamlArray -}}
 {{- $containers := list (dict "name" "server") -}}
-{{- if eq $repository.source "download" -}}
-{{- if $repository.download.secretName -}}{{- $own = append $own (dict "name" "AUTHORIZATION") -}}{{- end -}}
+{{- if eq .Values.modelRepository.source "download" -}}
+{{- if .Values.modelRepository.download.secretName -}}{{- $own = append $own (dict "name" "AUTHORIZATION") -}}{{- end -}}
 {{- $mounts = append $mounts (dict "mountPath" "/scripts") -}}
 {{- $containers = append $containers (dict "name" "download") -}}
 {{- end -}}
@@ -87,32 +103,42 @@
 {{- include "carnelian.checkTwice" (list "perf.extraVolumes" "name" .Values.perf.extraVolumes $own) -}}
 {{- include "carnelian.checkTwice" (list "perf.extraVolumeMounts" "mountPath" .Values.perf.extraVolumeMounts $own) -}}
 {{- end -}}
-{{- /* carnelian-serve refuses some, and tritonserver would have them twice, or a pod never be ready. It takes the beginning of a name
-for the whole. */ -}}
-{{- $values := dict "--http-port" "service.httpPort" "--grpc-port" "service.grpcPort" "--exit-timeout-secs" "drain.timeoutSeconds" -}}
-{{- $values = merge $values (dict "--model-repository" "modelRepository" "--model-store" "modelRepository" "--metrics-port" "") -}}
-{{- $values = merge $values (dict "--http-address" "server.host" "--grpc-address" "server.host" "--metrics-address" "server.host") -}}
-{{- $values = merge $values (dict "--http-restricted-api" "restrictedProtocols" "--grpc-restricted-protocol" "restrictedProtocols") -}}
-{{- $values = merge $values (dict "--model-control-mode" "model.load" "--allow-http" "" "--allow-grpc" "" "--allow-metrics" "") -}}
-{{- $values = merge $values (dict "--allow-sagemaker" "" "--allow-vertex-ai" "") -}}
+{{- end -}}
+
+{{/* carnelian-serve refuses some, and tritonserver would have them twice, or a pod never be ready. It takes the beginning of a name
+for the whole. */}}
+{{- define "carnelian.checkArguments" -}}
+{{- $own := "which the chart sets itself" -}}
+{{- $control := "but explicit lets callers load code, and poll reads folders that are half copied" -}}
+{{- $port := "but its port is for probes, Services and monitors" -}}
+{{- $open := "but it opens a port through which all protocols are called without the key" -}}
+{{- $refused := dict
+  "--http-port" (list $own "service.httpPort")
+  "--grpc-port" (list $own "service.grpcPort")
+  "--metrics-port" (list $own "")
+  "--exit-timeout-secs" (list $own "drain.timeoutSeconds")
+  "--model-repository" (list $own "modelRepository")
+  "--model-store" (list $own "modelRepository")
+  "--model-control-mode" (list (empty .Values.model.load | ternary $control $own) "model.load")
+  "--http-address" (list $own "server.host")
+  "--grpc-address" (list $own "server.host")
+  "--metrics-address" (list $own "server.host")
+  "--http-restricted-api" (list $own "restrictedProtocols")
+  "--grpc-restricted-protocol" (list $own "restrictedProtocols")
+  "--allow-http" (list $port "")
+  "--allow-grpc" (list $port "")
+  "--allow-metrics" (list $port "")
+  "--allow-sagemaker" (list $open "")
+  "--allow-vertex-ai" (list $open "")
+-}}
 {{- range .Values.server.extraArgs -}}
 {{- $name := splitList "=" . | first -}}
-{{- range $option, $value := $values -}}
+{{- range $option, $advice := $refused -}}
 {{- if hasPrefix $name $option -}}
-{{- $why := "which the chart sets itself" -}}
-{{- if hasPrefix "--allow-" $option -}}{{- $why = "but its port is for probes, Services and monitors" -}}{{- end -}}
-{{- if has $option (list "--allow-sagemaker" "--allow-vertex-ai") -}}
-{{- $why = "but it opens a port through which all protocols are called without the key" -}}
-{{- end -}}
-{{- if and (eq "--model-control-mode" $option) (not $.Values.model.load) -}}
-{{- $why = "but explicit lets callers load code, and poll reads folders that are half copied" -}}
-{{- end -}}
-{{- fail (printf "server.extraArgs has %s, %s; remove it%s" $option $why (empty $value | ternary "" (printf ", and set %s" $value))) -}}
+{{- $value := index $advice 1 -}}
+{{- fail (printf "server.extraArgs has %s, %s; remove it%s" $option (index $advice 0) (empty $value | ternary "" (printf ", and set %s" $value))) -}}
 {{- end -}}
 {{- end -}}
-{{- end -}}
-{{- if regexMatch "^(127\\.|localhost$|::1$)" .Values.server.host -}}
-{{- fail (printf "server.host is %s, where neither probes nor Services reach the pod; set 0.0.0.0 or ::, and close HTTP with service.exposeHttp: false and networkPolicy" .Values.server.host) -}}
 {{- end -}}
 {{- end -}}
 
