@@ -1,3 +1,4 @@
+import dataclasses
 import gzip
 import json
 import random
@@ -12,7 +13,7 @@ from carnelian_training.language_models import ngram
 from carnelian_training.language_models.ngram import find_tool
 from carnelian_training.language_models.perplexity import score_words_by_ngrams
 from carnelian_training.language_models.sentences import divide, read_text
-from carnelian_training.synthesis.texts import choose_sources, read_text_file
+from carnelian_training.synthesis.texts import SOURCES, choose_sources, read_text_file
 from carnelian_training.text import LABEL_CHARACTERS
 
 try:
@@ -131,6 +132,13 @@ def test_text_of_another_language_than_the_labels_is_warned_of(tmp_path, caplog)
     assert not caplog.messages
     assert divide(choose_sources([str(tmp_path / "text.txt")])).refused == 2
     assert '2 of 3 cannot be written in the labels, " abcdefghijklmnopqrstuvwxyz\'"' in caplog.text
+
+
+def test_brackets_of_packaged_texts_are_read_out_and_tags_are_not(tmp_path):
+    (tmp_path / "text.txt").write_text("I said (smiling) yes.\nHe had [noise] none.")
+    source = dataclasses.replace(SOURCES["austen"], read=lambda: read_text_file(tmp_path / "text.txt"))
+    assert list(read_text([source])) == ["i said smiling yes", "he had noise none"]
+    assert list(read_text(choose_sources([str(tmp_path / "text.txt")]))) == [None, None]
 
 
 def test_a_transcript_of_few_words_is_left_out_too(tmp_path):

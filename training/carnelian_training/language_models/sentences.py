@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from carnelian_training.data.manifest import read_manifest
-from carnelian_training.synthesis.texts import CLOSING, SPACED_ENDS, UNSPACED_ENDS, Source
+from carnelian_training.synthesis.texts import CLOSING, SOURCES, SPACED_ENDS, UNSPACED_ENDS, Source
 from carnelian_training.text import LABEL_CHARACTERS, spell_out, to_given_labels, to_labels
 
 logger = logging.getLogger(__name__)
@@ -26,6 +26,9 @@ _END = re.compile(
     r"(?=[\"“'‘‚]?[¿¡«»‹›„「『]*([^\W\d_]))"  # noqa: RUF001
 )
 """The boundary of two sentences, and the first letter of the next one, which must not be in lower case."""
+
+_BRACKETS = str.maketrans("()[]{}*", " " * 7)
+"""Makes spaces of brackets. In our own texts, an author's or editor's, they stand for no noise or laughter."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +90,7 @@ def read_text(sources: Iterable[Source], labels: str | None = None) -> Iterator[
         for paragraph in source.read():
             text = " ".join(paragraph.split())
             for sentence in _split(re.sub(r"-{2,}", ", ", spell_out(text) if labels is None else text)):
-                written = _normalise(sentence, labels)
+                written = _normalise(sentence.translate(_BRACKETS) if source.name in SOURCES else sentence, labels)
                 if written is None and sentence.strip():
                     yield None
                 elif written is not None and written not in seen:
