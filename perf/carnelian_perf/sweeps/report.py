@@ -14,7 +14,7 @@ from carnelian_perf.pages import rendering, say_busy, table
 from carnelian_perf.raw_file import command_line
 from carnelian_perf.sweeps.grid import list_cells
 from carnelian_perf.sweeps.plots import draw_all
-from carnelian_perf.sweeps.results import GRID, SEVERAL_SERVERS, read_grid_of, read_results
+from carnelian_perf.sweeps.results import GRID, SEVERAL_SERVERS, Result, read_grid_of, read_results
 from carnelian_perf.sweeps.rows import LATENCIES, PUBLISHED, STAGES, Row, make_rows
 from carnelian_perf.sweeps.transcripts import rounding_cer
 from carnelian_perf.sweeps.unserved import Unserved, read_unserved
@@ -24,6 +24,7 @@ from carnelian_perf.yardsticks.published import Published
 MOST_OF_REQUEST = 1.05
 """How long the stages of a request may take in all, as a multiple of its own time, to be parts of it: Triton and
 perf_analyzer count about the same requests, not quite the same."""
+_SOURCE = "https://github.com/NVIDIA/DeepLearningExamples/tree/729963dd/PyTorch/SpeechRecognition"
 _STYLE = """
 :root { color-scheme: light dark; --line: #8884; --accent: #b3401f; }
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 78rem; margin: 2rem auto; padding: 0 1rem; }
@@ -222,57 +223,81 @@ def render_html(page: str, plots: Sequence[Path]) -> str:
 
 def _describe(rows: Sequence[Row], published: Published) -> str:
     results = [result for row in rows for result in row.results]
-    first, busy = results[0], [result.others_busy_cores for result in results]
-    is_quiet = statistics.median_high(busy) < 0.2
-    counts = {status: sum(result.status == status for result in results) for status in ("stable", "unstable", "failed")}
-    dates = sorted(result.date for result in results)
-    commits = sorted({result.commit or "none" for result in results})
-    machines = dict.fromkeys(result.say_machine() for result in results)
-    versions = dict.fromkeys(result.say_versions() for result in results)
-    limits = dict.fromkeys(
-        f"{result.stability_percent:g} %, each of at least {result.least_requests} requests" for result in results
-    )
-    speech, accuracy = first.speech, first.accuracy
-    rounds = [len(row.results) for row in rows]
-    fewest, most = min(rounds), max(rounds)
-    allowed = [rounding_cer(result.cell.precision, str(result.machine["accelerator"])) for result in results]
-    rounded = dict.fromkeys(
-        f"{result.cell.model} ({result.cell.precision})" for result, cer in zip(results, allowed, strict=True) if cer
-    )
-    most_cer, of_some = max(allowed), "" if all(allowed) else f" of {', '.join(rounded)}"
-    over = ", over gRPC" if any(result.cell.protocol == "http" for result in results) else ""
     facts = [
-        "Latencies are milliseconds of a request, by Triton's perf_analyzer. "
-        + (f"Each is the median over the stable rounds (of {f'{fewest} to ' * (fewest < most)}{most}). " * (most > 1))
-        + "Requests: how many were timed in a round. RTFx: seconds of audio per second. A batch has clips of equal "
-        "length, and one request is in flight.",
-        f"Runs: {', '.join(f'{count} {status}' for status, count in counts.items())}."
-        + ("" if counts["failed"] else f" Each checked its transcripts{over}.")
-        + f" Stable: the last three windows agree within {'; '.join(limits)}.",
-        f"The timed clips are {speech.clips} of each duration, cut from {speech.manifest}. "
-        + (
-            f"WER is measured on its {accuracy['utterances']:.0f} whole clips ({accuracy['words']:.0f} words)."
-            if accuracy
-            else "The weights are random, so there is no WER: speed does not depend on them."
-            + (f" Rounding may change {most_cer:.0%} of a transcript's characters{of_some}." if most_cer else "")
-        ),
-        f"Machine: {'; '.join(machines)}. Other processes {say_busy(busy)} just before the runs"
-        + ("." if is_quiet else ": compare latencies with each other; do not take them as absolute."),
+        _say_columns(rows),
+        _say_runs(results),
+        _say_speech(results),
+        _say_machine(results),
         *([] if all(result.one_server for result in results) else [SEVERAL_SERVERS]),
-        f"Versions: {'; '.join(versions)}.",
-        f"{dates[0]} to {dates[-1]}, commit {', '.join(commits)}. This page: `{command_line()}`.",
+        f"Versions: {'; '.join(dict.fromkeys(result.say_versions() for result in results))}.",
+        _say_origin(results),
+        *([_say_published(rows, published)] if published else []),
     ]
-    if published:
-        theirs = next(iter(published.values()))
-        others = sorted({row.cell.model for row in rows} - {theirs.model})
-        facts.append(
-            f"Published: {theirs.title} ([source]({_SOURCE})), another machine. Times as fast: their mean over ours."
-            + (f" **{' and '.join(others)} may be another network than {theirs.model}.**" if others else "")
-        )
     return "".join(f"- {fact}\n" for fact in facts)
 
 
-_SOURCE = "https://github.com/NVIDIA/DeepLearningExamples/tree/729963dd/PyTorch/SpeechRecognition"
+def _say_columns(rows: Sequence[Row]) -> str:
+    rounds = [len(row.results) for row in rows]
+    fewest, most = min(rounds), max(rounds)
+    return (
+        "Latencies are milliseconds of a request, by Triton's perf_analyzer. "
+        + (f"Each is the median over the stable rounds (of {f'{fewest} to ' * (fewest < most)}{most}). " * (most > 1))
+        + "Requests: how many were timed in a round. RTFx: seconds of audio per second. A batch has clips of equal "
+        "length, and one request is in flight."
+    )
+
+
+def _say_runs(results: Sequence[Result]) -> str:
+    counts = {status: sum(result.status == status for result in results) for status in ("stable", "unstable", "failed")}
+    over = ", over gRPC" if any(result.cell.protocol == "http" for result in results) else ""
+    limits = dict.fromkeys(
+        f"{result.stability_percent:g} %, each of at least {result.least_requests} requests" for result in results
+    )
+    return (
+        f"Runs: {', '.join(f'{count} {status}' for status, count in counts.items())}."
+        + ("" if counts["failed"] else f" Each checked its transcripts{over}.")
+        + f" Stable: the last three windows agree within {'; '.join(limits)}."
+    )
+
+
+def _say_speech(results: Sequence[Result]) -> str:
+    speech, accuracy = results[0].speech, results[0].accuracy
+    said = f"The timed clips are {speech.clips} of each duration, cut from {speech.manifest}. "
+    if accuracy:
+        return f"{said}WER is measured on its {accuracy['utterances']:.0f} whole clips ({accuracy['words']:.0f} words)."
+    said += "The weights are random, so there is no WER: speed does not depend on them."
+    allowed = [rounding_cer(result.cell.precision, str(result.machine["accelerator"])) for result in results]
+    if not any(allowed):
+        return said
+    rounded = dict.fromkeys(
+        f"{result.cell.model} ({result.cell.precision})" for result, cer in zip(results, allowed, strict=True) if cer
+    )
+    of_some = "" if all(allowed) else f" of {', '.join(rounded)}"
+    return f"{said} Rounding may change {max(allowed):.0%} of a transcript's characters{of_some}."
+
+
+def _say_machine(results: Sequence[Result]) -> str:
+    machines = dict.fromkeys(result.say_machine() for result in results)
+    busy = [result.others_busy_cores for result in results]
+    is_quiet = statistics.median_high(busy) < 0.2
+    warning = "" if is_quiet else ": compare latencies with each other; do not take them as absolute"
+    return f"Machine: {'; '.join(machines)}. Other processes {say_busy(busy)} just before the runs{warning}."
+
+
+def _say_origin(results: Sequence[Result]) -> str:
+    dates = sorted(result.date for result in results)
+    commits = sorted({result.commit or "none" for result in results})
+    return f"{dates[0]} to {dates[-1]}, commit {', '.join(commits)}. This page: `{command_line()}`."
+
+
+def _say_published(rows: Sequence[Row], published: Published) -> str:
+    theirs = next(iter(published.values()))
+    others = sorted({row.cell.model for row in rows} - {theirs.model})
+    warning = f" **{' and '.join(others)} may be another network than {theirs.model}.**" if others else ""
+    return (
+        f"Published: {theirs.title} ([source]({_SOURCE})), another machine. Times as fast: their mean over ours."
+        f"{warning}"
+    )
 
 
 def _reasons(rows: Sequence[Row]) -> str:
