@@ -64,6 +64,7 @@ def tune(
     Starts servers on 127.0.0.1, up to seven at a time, each on a copy of the model with other settings.
     """
     from carnelian_export.tuning import StageTuning, write_tuning
+    from carnelian_serving.backends.threads import count_cores
 
     from carnelian_perf.server.tune import Plan, list_knobs, measure
 
@@ -82,7 +83,7 @@ def tune(
             concurrency=1 if objective == "latency" else concurrency,
             num_requests=requests,
             rounds=rounds,
-            knobs=list_knobs(objective),
+            knobs=list_knobs(objective, count_cores()),
         )
         measured = write_each(measure(plan), raw)
     assert measured.winner is not None  # the last step confirms one

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from carnelian_export.tuning import StageTuning, apply_tuning, describe_tuning
-from carnelian_serving.backends.threads import count_cores
 from carnelian_serving.launcher import Server
 from tritonclient import grpc
 
@@ -66,15 +65,14 @@ class Plan:
     knobs: Sequence[Knob]
 
 
-def list_knobs(objective: Objective, cores: int | None = None) -> list[Knob]:
+def list_knobs(objective: Objective, cores: int) -> list[Knob]:
     """List the knobs that matter for an objective, those that matter most first.
 
     Args:
         objective: For `latency`, only ONNX Runtime's threads matter: one request at a time uses no batch and one
             instance, and one thread of DALI.
-        cores: Number of cores that the server may use; by default those that this process may use.
+        cores: Number of cores that the server may use.
     """
-    cores = cores or count_cores()
     half = max(1, cores // 2)
     # 0 is the library's own choice: all cores for ONNX Runtime, one for the features' graph.
     acoustic, features = sorted({0, 1, half}), sorted({0, cores})
