@@ -33,7 +33,6 @@ def make_run(candidate: str, delay_ms: float, round_number: int, wall_s: float) 
         audio_s=20.0,
         latencies_s=[0.1, 0.2, 0.3, 0.4],
         acoustic_batches={1: 2, 2: 1},
-        feature_batches={4: 1},
         acoustic_compute_s=0.2,
         server_cpu_s=0.4,
         real_frames=2000,

@@ -62,11 +62,10 @@ class GreedyBatch:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GreedyStage:
-    """The time of a server's decoding stage for a batch in one request, by Triton's statistics; medians of calls."""
+    """The time of a server's decoding stage for a batch in one request, by Triton: medians of :data:`CALLS` calls."""
 
     clips: int
     clip_s: float
-    calls: int
     compute_infer_ms: float
     stage_ms: float
     """Milliseconds that the stage took, queue and copies of tensors included."""
@@ -228,7 +227,6 @@ def measure_stage(url: str, model: str, batch: Sequence[LogProbs]) -> GreedyStag
     return GreedyStage(
         clips=len(batch),
         clip_s=CLIP_S,
-        calls=CALLS,
         compute_infer_ms=round(statistics.median(split.infer for split in each), 3),
         stage_ms=round(statistics.median(split.total for split in each), 3),
         stage_least_ms=round(min(split.total for split in each), 3),

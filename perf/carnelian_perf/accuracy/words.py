@@ -75,8 +75,6 @@ class Row:
     """Median distance from the other aligner's start."""
     end_error_ms: float
     """Median distance from the other aligner's end."""
-    start_error_p90_ms: float
-    end_error_p90_ms: float
     calibration_error: float
     """Expected calibration error: mean distance of confidence and share of right words over the bins of the curve,
     weighted by their words."""
@@ -94,8 +92,6 @@ class Measurement(Record):
     weights: dict[str, float]
     """Weights of the language model, where they differ from the decoder's defaults."""
     clips: int
-    aligned_clips: int
-    """Number of clips that the other aligner could align."""
     calibration: ctc.Calibration
     """The calibration that was measured on all clips."""
     decoders: list[Row]
@@ -132,7 +128,6 @@ def measure(
         language_model=language_model.name,
         weights=dict(weights),
         clips=len(clips),
-        aligned_clips=sum(reference is not None for reference in references),
         calibration=dataclasses.replace(calibrate(plain), model=config.name),
         decoders=[
             rate([word for word in words if word.decoder == name], name, words is corrected)
@@ -262,8 +257,6 @@ def rate(words: Sequence[Heard], name: str, calibrated: bool) -> Row:
         timed_words=len(timed),
         start_error_ms=round(1e3 * statistics.median(starts), 1),
         end_error_ms=round(1e3 * statistics.median(ends), 1),
-        start_error_p90_ms=round(1e3 * float(np.percentile(starts, 90)), 1),
-        end_error_p90_ms=round(1e3 * float(np.percentile(ends, 90)), 1),
         calibration_error=round(sum(b.words * abs(b.confidence - b.right) for b in bins) / len(words), 4),
         curve=bins,
     )

@@ -99,18 +99,17 @@ def _measure_once(
     plan: Plan, server: Server, candidate: Candidate, queue_delay_ms: float, round_number: int
 ) -> tuple[Run, list[Answer]]:
     order = shuffle_order(plan.num_requests, len(plan.clips), round_number)
-    stages = [f"{plan.model}_{stage}" for stage in ("acoustic", "features")]
+    stage = f"{plan.model}_acoustic"
     others_busy_cores = measure_busy_cores()
     with grpc.InferenceServerClient(server.grpc_url) as client:
-        idle = [read_statistics(client, stage) for stage in stages]
+        idle = read_statistics(client, stage)
         warm_up = order[: plan.concurrency]
         drive_closed(client, plan.model, plan.clips, warm_up, plan.concurrency)
-        before = [await_statistics(client, *at, len(warm_up)) for at in zip(stages, idle, strict=True)]
+        before = await_statistics(client, stage, idle, len(warm_up))
         cpu_s = measure_cpu_s(server.pid)
         outcome = drive_closed(client, plan.model, plan.clips, order, plan.concurrency)
         cpu_s = measure_cpu_s(server.pid) - cpu_s  # its models are processes of the server's group
-        after = [await_statistics(client, *at, len(order)) for at in zip(stages, before, strict=True)]
-    acoustic, features = (late.since(early) for late, early in zip(after, before, strict=True))
+        acoustic = await_statistics(client, stage, before, len(order)).since(before)
     run = Run(
         candidate=candidate,
         queue_delay_ms=queue_delay_ms,
@@ -120,7 +119,6 @@ def _measure_once(
         audio_s=sum(plan.clips[index].duration_s for index in order),
         latencies_s=[round(answer.latency_s, 5) for answer in outcome.answers],
         acoustic_batches=acoustic.batches,
-        feature_batches=features.batches,
         acoustic_compute_s=acoustic.computed_ns / 1e9,
         server_cpu_s=round(cpu_s, 2),
         real_frames=sum(plan.clips[index].frames for index in order),

@@ -16,8 +16,6 @@ class Run(BatchedRun):
 
     candidate: str
     queue_delay_ms: float
-    feature_batches: dict[int, int]
-    """Batch size -> number of executions of the feature stage, by Triton's statistics."""
     acoustic_compute_s: float
     """Seconds that the acoustic stage computed, by Triton's statistics."""
 
