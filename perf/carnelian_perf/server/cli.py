@@ -16,17 +16,14 @@ from carnelian_perf.options import (
     Repository,
     SpeechManifest,
     check_apart,
-    check_model_and_clips,
     check_writable,
-    choose_clips,
     default_target,
     durations_of,
     raw_file_option,
     raw_file_path,
-    served_name,
-    served_repository,
 )
 from carnelian_perf.output import record, show_page, write_each
+from carnelian_perf.subject import check_model_and_clips, choose_clips, served_name, served_repository
 
 app = typer.Typer()
 

@@ -13,14 +13,11 @@ from carnelian_perf.options import (
     Recogniser,
     Repository,
     check_file,
-    check_model_and_clips,
-    choose_clips,
     raw_file_option,
     raw_file_path,
-    served_name,
-    served_repository,
 )
 from carnelian_perf.output import record
+from carnelian_perf.subject import check_model_and_clips, choose_clips, served_name, served_repository
 
 app = typer.Typer()
 Checkpoint = Annotated[Path, typer.Option(help="What the model was exported from.")]
