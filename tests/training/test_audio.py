@@ -69,6 +69,13 @@ def test_a_name_with_its_accents_in_another_form_is_told_from_a_missing_file(tmp
             encoded(Clip(tmp_path / folder / name, 1.0, "a"))
 
 
+def test_a_path_of_windows_is_told_from_a_missing_file(tmp_path):
+    (tmp_path / "clips").mkdir()
+    soundfile.write(tmp_path / "clips" / "a.wav", np.zeros(16_000), 16_000)
+    with pytest.raises(FileNotFoundError, match="it is there with / for each backslash"):
+        encoded(Clip(tmp_path / "clips\\a.wav", 1.0, "a"))
+
+
 def test_mp3_files_are_read(tmp_path):
     tone = np.sin(2 * np.pi * 440 * np.arange(66150) / 22050).astype(np.float32) * 0.5
     for name in ("tone.mp3", "tone.wav"):

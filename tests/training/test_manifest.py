@@ -39,6 +39,12 @@ def test_a_manifest_that_is_not_there_is_named_with_its_place(tmp_path, monkeypa
         read_manifest(tmp_path / "a.jsonl")
 
 
+@pytest.mark.parametrize("address", ["s3://bucket/b.ogg", "file:///data/b.ogg"])
+def test_an_address_is_refused_as_no_path(tmp_path, address):
+    with pytest.raises(ValueError, match=f"must be the path of a sound file, found '{address}'"):
+        read_manifest(write(tmp_path, json.dumps(LINE | {"audio_filepath": address})))
+
+
 def test_other_fields_travel_along(tmp_path):
     [clip] = read_manifest(write(tmp_path, json.dumps(LINE | {"speaker": "p225", "source": "vctk"})))
     assert clip.extra == {"speaker": "p225", "source": "vctk"}
@@ -94,6 +100,8 @@ def test_a_failed_write_leaves_the_old_manifest(tmp_path):
         (gzip.compress(json.dumps(LINE).encode(), mtime=0), "packed by gzip"),
         (json.dumps([LINE], indent=2).encode(), "a JSON array"),
         (b"RIFF\x24\0\0\0WAVE\nfmt \n", "a binary file"),
+        (json.dumps(LINE, indent=2).encode(), "JSON over several lines"),
+        (b"\xef\xbb\xbfpath,duration\r\na.wav,1.5", "text that begins with b'path,duration'"),
     ],
 )
 def test_another_kind_of_file_is_named_in_one_sentence(tmp_path, content, kind):
@@ -172,7 +180,8 @@ def test_a_line_that_is_not_utf_8_is_named_and_a_byte_order_mark_is_none(tmp_pat
     path = tmp_path / "manifest.jsonl"
     good = json.dumps(LINE | {"text": "é"}, ensure_ascii=False)
     path.write_bytes(b"\xef\xbb\xbf" + good.encode() + b"\r\n" + good.encode("latin-1") + b"\n")
-    with pytest.raises(ValueError, match=r"manifest\.jsonl, line 2: a line must be one JSON object"):
+    found = r"manifest\.jsonl, line 2: a line must be one JSON object.*; convert the file to UTF-8$"
+    with pytest.raises(ValueError, match=found):
         read_manifest(path)
     clips, mistakes = read_manifest_leniently(path)
     assert [clip.text for clip in clips] == ["é"]

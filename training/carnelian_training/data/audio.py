@@ -175,10 +175,13 @@ def check_regular(path: Path) -> None:
 
 
 def other_spelling(path: Path) -> str:
-    """Return what to add to an error about a missing file if only its accents are spelled otherwise, else nothing.
+    """Return what to add to an error about a missing file if it is there under another spelling, else nothing.
 
     macOS finds an accented name in either form, composed (NFC) or decomposed (NFD); Linux only as it is written.
+    Windows separates folders by backslashes, too.
     """
+    if Path(str(path).replace("\\", "/")).exists():
+        return "; it is there with / for each backslash, so write its path in this way"
     for form in ("NFC", "NFD"):
         name, whole = (unicodedata.normalize(form, text) for text in (path.name, str(path)))
         if path.with_name(name).exists() or Path(whole).exists():

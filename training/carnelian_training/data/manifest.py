@@ -4,6 +4,7 @@ NeMo and DALI's `readers.nemo_asr` read this format. Other fields of a line (`sp
 `Clip.extra`.
 """
 
+import codecs
 import json
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -136,8 +137,11 @@ def _lines(path: Path) -> Iterator[tuple[str, bytes]]:
 
 def _check_kind(path: Path, start: bytes) -> None:
     """Check that a file does not begin as one of another kind, every line of which would be an error."""
-    kinds = [kind for magic, kind in _OTHERS.items() if start.lstrip().startswith(magic)]
-    kinds += ["a binary file"] if b"\0" in start.lstrip().partition(b"\n")[0] else []
+    first = start.removeprefix(codecs.BOM_UTF8).lstrip().partition(b"\n")[0].rstrip()
+    kinds = [kind for magic, kind in _OTHERS.items() if first.startswith(magic)]
+    kinds += ["a binary file"] if b"\0" in first else []
+    kinds += ["JSON over several lines"] if first == b"{" else []
+    kinds += [f"text that begins with {first[:30]!r}"] if first[:1] not in (b"", b"{") else []
     if kinds:
         raise ValueError(f"{path} must be a manifest, one JSON object a line in UTF-8, but is {kinds[0]}: convert it")
 
@@ -154,7 +158,8 @@ def _parse_line(line: bytes, folder: Path, where: str) -> Clip:
     try:
         row = json.loads(line, object_pairs_hook=_once)
     except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, too many digits in a number; too deep
-        raise ValueError(f"{where}: a line must be one JSON object, but it does not parse: {error}") from error
+        advice = "; convert the file to UTF-8" if isinstance(error, UnicodeDecodeError) else ""
+        raise ValueError(f"{where}: a line must be one JSON object, but it does not parse: {error}{advice}") from error
     if not isinstance(row, dict):
         raise ValueError(f"{where}: a line must be one JSON object, found {type(row).__name__}")
     # JSON may write a character above U+FFFF as two surrogates. One surrogate alone parses, but cannot be encoded.
@@ -165,7 +170,7 @@ def _parse_line(line: bytes, folder: Path, where: str) -> Clip:
             half = error.object[error.start]
             raise ValueError(f"{where}: a line must be Unicode text, but has half of a pair, {half!r}") from error
     audio = row.pop("audio_filepath", None)
-    if not isinstance(audio, str) or not audio or "\0" in audio:
+    if not isinstance(audio, str) or not audio or "\0" in audio or "://" in audio:
         raise ValueError(f"{where}: `audio_filepath` must be the path of a sound file, found {audio!r}")
     duration = row.pop("duration", None)
     if not _is_number(duration) or not 0 < duration <= MOST_S:
