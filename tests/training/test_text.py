@@ -14,6 +14,7 @@ from carnelian_training.text import LABEL_CHARACTERS, spell_out, to_given_labels
         ("Dr. Grant of St. James, etc.", "doctor grant of saint james et cetera"),
         ("“See Mr. Jones Jr.!” “pens, etc.…” (etc.)", "see mister jones junior pens et cetera et cetera"),
         ("Mr.Smith of St.Paul’s, Esq.—here", "mister smith of saint paul's esquire here"),
+        ("St. James in Church St., in main st.", "saint james in church street in main street"),
         ("at 2:00: tea, at 3:07: cake", "at two o'clock tea at three oh seven cake"),
         ("the boys' room, James's hat", "the boys' room james's hat"),
         ("'I don't,' she said, 'know.'", "i don't she said know"),
@@ -53,6 +54,7 @@ def test_text_is_written_as_it_is_said(text, labels):
     "text",
     [
         *("5kg", "25kg", "12,345kg", "10am", "A4", "4x4", "2.5m", "US$5", ".5", "1.2.3", "5'6", "said.2", "2½"),
+        *("call 1-800-555-1234.", "on 2024-12-25"),
         *("agent 007", "15:00", "12:00:30", "02 June"),
         *("$20s", "7s", "10s", "1,990s", "20.0s", "2\u00b2", "x\u207f", "H\u2082O", "so,\u00b9 he", "\u2460"),
     ],

@@ -31,7 +31,8 @@ ABBREVIATIONS = {
     "jr": "junior",
     "etc": "et cetera",
 }
-"""The spoken form of each abbreviation. Its period is required, except after `mr` and `mrs`, which are not words."""
+"""The spoken form of each abbreviation. Its period is required, except after `mr` and `mrs`, which are not words. `st`
+without a name behind it is a street."""
 
 CURRENCIES = {
     "$": ("dollar", "dollars", "cent", "cents"),
@@ -47,6 +48,7 @@ _APOSTROPHES = str.maketrans(dict.fromkeys(APOSTROPHES, "'"))
 _ABBREVIATION = re.compile(
     rf"\b(?:(mrs?)\b\.?|({'|'.join(ABBREVIATIONS)})\.)(?:(?![^\W_])|(?<=\.)(?=(?-i:[A-Z])))", flags=re.IGNORECASE
 )
+_LETTER = re.compile(r"\s*[^\W\d_]")
 # A number next to letters or other digits (A4, 5kg, 5'6, .5) is not spelled out, so the sentence is refused.
 _NUMBER = re.compile(
     r"(?<![^\W_])(?<!\.)(?<!\d')(?P<currency>[$£€])?(?P<number>(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?)"
@@ -63,6 +65,7 @@ _TIME = re.compile(
 _RAISED = re.compile("(?=[\u00b2\u00b3\u00b9\u2070-\u209f\u2460-\u24ff])")
 # What transcribers put into brackets is no speech: [noise], {uh}, *coughs*, (laughs). Prose has longer parentheses.
 _TAG = re.compile(r"\[[^\[\]\w]*\w[^\[\]]*\]|\{[^{}\w]*\w[^{}]*\}|\*\w[^*]*\*|\([^\W\d_]+\)")
+_TELEPHONE_OR_DATE = re.compile(r"(?<!\d)(?:\d{3}-\d{3}-\d{4}|\d{4}-\d\d-\d\d)(?!\d)")
 _SILENT = re.compile(r"[.,;:!?\"“”„«»()\[\]{}_*…\-\u2010-\u2015]+")
 # Unicode classes these as punctuation, but they are read out as words.
 _READ_OUT = frozenset("&%@#\u00a7\u066a\u2030\u2031\u0609\u060a\ufe60\ufe6a\ufe5f\ufe6b\uff06\uff05\uff20\uff03")
@@ -88,6 +91,7 @@ def spell_out(text: str) -> str:
     """
     text = _RAISED.sub("^", text.translate(_APOSTROPHES))  # NFKC would turn "2 squared" into 22
     text = unicodedata.normalize("NFKC", text).translate(_APOSTROPHES)
+    text = _TELEPHONE_OR_DATE.sub(r"\g<0>^", text)  # said in several ways, so the sentence is refused
     text = _NUMBERED.sub("number ", _ABBREVIATION.sub(_spell_abbreviation, text))
     text = _MINUS.sub("minus ", _TIME.sub(_spell_time, text))
     text = _NUMBER.sub(_spell_number, text)
@@ -150,6 +154,8 @@ def to_given_labels(text: str, labels: str) -> str | None:
 def _spell_abbreviation(match: re.Match[str]) -> str:
     found = match[1] or match[2]
     said = ABBREVIATIONS[found.lower()]
+    if said == "saint" and not _LETTER.match(match.string, match.end()):
+        said = "street"
     said = said.capitalize() if found[0].isupper() else said
     if match.end() == len(match.string):  # the abbreviation's period also ends the sentence
         return said + "." if match[0].endswith(".") else said
