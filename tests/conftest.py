@@ -1,4 +1,4 @@
-"""A server for every test that speaks to one: carnelian-serve, or a container with `--triton-image`; its models."""
+"""A server for every test that speaks to one: carnelian-serve, or a container with `--triton-image`; models; a user."""
 
 import base64
 import collections
@@ -12,6 +12,7 @@ import resource
 import shutil
 import signal
 import subprocess
+import tempfile
 import threading
 import time
 import urllib.error
@@ -368,3 +369,33 @@ def room():
             resource.setrlimit(resource.RLIMIT_FSIZE, most)
 
     return limit
+
+
+NOBODY = 65534
+
+
+@pytest.fixture
+def everyones() -> Iterator[Path]:
+    """A folder that every user may reach and change."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        Path(folder).chmod(0o777)
+        yield Path(folder)
+        Path(folder).chmod(0o700)
+
+
+@pytest.fixture
+def another_user() -> Callable[[], contextlib.AbstractContextManager[None]]:
+    """Root may read and write anywhere, so that its tests do this part as another user."""
+
+    @contextlib.contextmanager
+    def another_user() -> Iterator[None]:
+        is_root = os.getuid() == 0
+        if is_root:
+            os.setresuid(NOBODY, NOBODY, 0)
+        try:
+            yield
+        finally:
+            if is_root:
+                os.setresuid(0, 0, 0)
+
+    return another_user

@@ -157,7 +157,7 @@ def find_libpython(version: str, directories: Iterable[Path]) -> Path | None:
     """
     name = f"libpython{version}.so.1.0"
     for directory in directories:
-        if (directory / name).is_file():
+        if os.access(directory / name, os.R_OK):  # is_file() fails in a folder that may not be read
             return directory / name
     if ctypes.util.find_library(f"python{version}") is not None:
         return None

@@ -46,6 +46,17 @@ def test_a_missing_libpython_is_told_with_its_package(tmp_path):
     assert find_libpython("3.99", [tmp_path]) == library
 
 
+def test_a_folder_that_may_not_be_read_has_no_libpython(everyones, another_user):
+    """As where Python was built in the home of root."""
+    closed = everyones / "closed"
+    for folder in (closed, everyones):
+        folder.mkdir(exist_ok=True)
+        (folder / "libpython3.99.so.1.0").touch()
+    closed.chmod(0)
+    with another_user():
+        assert find_libpython("3.99", [closed, everyones]) == everyones / "libpython3.99.so.1.0"
+
+
 def test_a_native_installation_needs_every_backend(tmp_path):
     binary = tmp_path / "bin" / "tritonserver"
     binary.parent.mkdir()

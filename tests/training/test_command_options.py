@@ -1,8 +1,4 @@
-import os
 import re
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -33,32 +29,7 @@ def test_what_is_no_folder_is_wrong_use(tmp_path, call, monkeypatch, command, na
     assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
 
 
-NOBODY = 65534
-
-
-@contextmanager
-def another_user() -> Iterator[None]:
-    """Root may write anywhere, so that its tests do this part as another user."""
-    is_root = os.getuid() == 0
-    if is_root:
-        os.setresuid(NOBODY, NOBODY, 0)
-    try:
-        yield
-    finally:
-        if is_root:
-            os.setresuid(0, 0, 0)
-
-
-@pytest.fixture
-def everyones():
-    """A folder that every user may reach and change."""
-    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
-        Path(folder).chmod(0o777)
-        yield Path(folder)
-        Path(folder).chmod(0o700)
-
-
-def test_a_new_file_needs_a_folder_that_can_be_written(everyones):
+def test_a_new_file_needs_a_folder_that_can_be_written(everyones, another_user):
     """It takes the place of the old one, so that leave to write the old one is not enough."""
     (everyones / "old").touch()
     (everyones / "old").chmod(0o666)
@@ -72,14 +43,14 @@ def test_a_new_file_needs_a_folder_that_can_be_written(everyones):
         assert all(check_writable(everyones / name) for name in ("old", "new", "folder/new"))
 
 
-def test_a_file_that_is_kept_from_writing_is_not_replaced(everyones):
+def test_a_file_that_is_kept_from_writing_is_not_replaced(everyones, another_user):
     (everyones / "kept").touch()
     (everyones / "kept").chmod(0o444)
     with another_user(), pytest.raises(typer.BadParameter, match="kept is in the way"):
         check_writable(everyones / "kept")
 
 
-def test_an_open_file_needs_no_folder(everyones):
+def test_an_open_file_needs_no_folder(everyones, another_user):
     with (everyones / "log").open("w") as file:
         everyones.chmod(0o555)
         (everyones / "log").chmod(0o666)
