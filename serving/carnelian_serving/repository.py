@@ -1,5 +1,6 @@
 """Checks that a model repository can be served, and chooses the path that Triton gets."""
 
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,10 +17,16 @@ _STAGE = re.compile(r"""#.*|\bmodel_name\s*:\s*(["'])(?P<name>.*?)\1|(["'])(?:\\
 
 def check_repository(repository: Path, models: Sequence[str]) -> None:
     """Raise ServerError unless the repository holds models, and all of `models`."""
-    if not repository.is_dir():
-        what = "is a file" if repository.exists() else "is not there"
-        raise ServerError(f"`--repository` must be a folder of models, but {repository} {what}")
-    found = sorted(path.name for path in repository.iterdir() if path.is_dir() and not path.name.startswith("."))
+    try:
+        if not repository.is_dir():
+            what = "is a file" if repository.exists() else "is not there"
+            raise ServerError(f"`--repository` must be a folder of models, but {repository} {what}")
+        found = sorted(path.name for path in repository.iterdir() if path.is_dir() and not path.name.startswith("."))
+    except PermissionError as error:
+        raise ServerError(
+            f"`--repository` must be a folder that uid {os.geteuid()} may read, but {error.filename} is closed to it; "
+            f"run `chmod -R o+rX {repository}`"
+        ) from None
     if not found:
         raise ServerError(f"`--repository` must hold at least one model folder, but {repository} has none")
     for name in models or found:

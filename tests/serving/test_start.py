@@ -14,6 +14,7 @@ from carnelian_serving.errors import ServerError
 from carnelian_serving.installation import (
     find_installation,
 )
+from carnelian_serving.repository import check_repository
 from carnelian_serving.shared_memory import check_room, describe_shortage
 
 
@@ -215,6 +216,18 @@ def test_a_wrong_repository_is_named(cut_repository, monkeypatch, arguments, wor
     result = run_command(*arguments)
     assert result.returncode == 1
     assert words in result.stderr
+
+
+@pytest.mark.parametrize("closed", ["", "models"])
+def test_a_repository_that_its_user_may_not_read_is_named(everyones, another_user, closed):
+    (everyones / "models" / "mine").mkdir(parents=True)
+    (everyones / closed).chmod(0)
+    with (
+        another_user(),
+        pytest.raises(ServerError, match=rf"that uid \d+ may read.*chmod -R o\+rX {everyones}/models`"),
+    ):
+        check_repository(everyones / "models", [])
+    (everyones / closed).chmod(0o777)
 
 
 def test_a_repository_that_leads_nowhere_is_named(tmp_path, run_command, command_line):
