@@ -294,23 +294,39 @@ def test_carnelian_perf_takes_the_grid(render):
 
 
 @pytest.mark.parametrize(
-    ("measured", "status", "output", "ends"),
-    [(True, 0, "swept\n| clips/s |\n", 0), (True, 1, "swept\n| clips/s |\n", 3), (False, 1, "swept\n", 1)],
+    ("sweep", "status", "output", "error", "ends"),
+    [
+        ("mkdir sweep; touch sweep/cell", 0, "swept\n| clips/s |\n", "", 0),
+        ("mkdir sweep; touch sweep/cell", 1, "swept\n| clips/s |\n", "", 3),
+        ("mkdir sweep", 1, "swept\n", "no results\n", 1),
+        ("echo wrong grid >&2", 1, "swept\n", "wrong grid\n", 1),
+    ],
 )
-def test_the_report_is_in_the_job_s_log_whatever_failed(render, tmp_path, measured, status, output, ends):
+def test_the_report_is_in_the_job_s_log_whatever_failed(render, tmp_path, sweep, status, output, error, ends):
     (perf,) = render(case="jobs").job("-sweep")["containers"]
     program = tmp_path / "carnelian-perf"
     program.write_text(
-        f'#!/bin/sh\n[ "$*" = "sweep /grid/grid.yaml --out={tmp_path}/sweep" ] && echo swept && exit {status}\n'
-        f'[ "$1" = report ] && {str(measured).lower()} && echo "| clips/s |" > "$2.md"\n'
+        f"""#!/bin/sh
+if [ "$*" = "sweep /grid/grid.yaml --out={tmp_path}/sweep" ]; then
+    echo swept; {sweep}; exit {status}
+fi
+[ "$1" = report ] && [ -e "$2/cell" ] && echo "| clips/s |" > "$2.md" && exit
+echo no results >&2; exit 2
+"""
     )
     program.chmod(0o755)
     (folder,) = (argument.replace("/results", str(tmp_path)) for argument in perf["args"])
     environment = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
     done = subprocess.run(
-        [*perf["command"], folder], env=environment, capture_output=True, text=True, timeout=60, check=False
+        [*perf["command"], folder],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
-    assert (done.stdout, done.returncode) == (output, ends)
+    assert (done.stdout, done.stderr, done.returncode) == (output, error, ends)
 
 
 def test_a_failed_cell_does_not_have_everything_measured_again(render):
