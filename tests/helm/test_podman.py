@@ -84,6 +84,8 @@ def running(render):
     try:
         deadline = time.monotonic() + START_TIMEOUT_S
         while "ready" not in podman("logs", container.name):
+            is_running = podman("inspect", container.name, "--format={{.State.Running}}").split()[-1] == "true"
+            assert is_running, podman("logs", container.name)
             assert time.monotonic() < deadline, podman("logs", container.name)
             time.sleep(0.5)
         yield container
