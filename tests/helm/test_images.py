@@ -92,13 +92,22 @@ def test_everything_that_is_installed_has_a_hash_or_is_built_here(path):
         assert ours or "--require-hashes" in command or "--no-deps --no-index" in command, command
 
 
-def test_pip_and_what_came_with_it_are_uninstalled_last(image, dockerfile):
+def test_the_dependencies_have_a_layer_of_their_own_without_pip(image, dockerfile):
     """Files deleted by hand left setuptools and pip's own commands behind."""
     if image == "serving":  # NVIDIA's own environment
         return
     names = "pip" if "setuptools" in pins(image) else "setuptools pip"
     build, _, final = dockerfile.rpartition("\nFROM ")
-    assert build.rstrip().endswith(f" && /opt/carnelian/bin/pip uninstall -q -y {names}")
+    dependencies, _, ours = build.partition(f" && /opt/carnelian/bin/pip uninstall -q -y {names}\n")
+    copied = [f"COPY {folder} /src/{folder}" for folder in INSTALLED[image]]
+    assert [line for line in ours.splitlines() if line.startswith("COPY ")] == copied
+    assert not any(line in dependencies for line in copied)
+    assert "/opt/carnelian/bin/pip" not in ours
+    assert " --root /src/own " in ours
+    assert re.findall(r"^COPY --from=build (.+)$", final, re.M) == [
+        "/opt/carnelian /opt/carnelian",
+        "/src/own/opt/carnelian /opt/carnelian",
+    ]
     assert "pip" not in final
 
 
