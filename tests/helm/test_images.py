@@ -7,6 +7,7 @@ import os
 import re
 import resource
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -109,6 +110,20 @@ def test_the_dependencies_have_a_layer_of_their_own_without_pip(image, dockerfil
         "/src/own/opt/carnelian /opt/carnelian",
     ]
     assert "pip" not in final
+
+
+def test_arguments_after_the_cpu_image_s_name_come_on_top_of_its_own(tmp_path):
+    text = (ROOT / "images" / "serving-cpu" / "Dockerfile").read_text()
+    ((name, entry),) = re.findall(r"^(ENTRYPOINT|CMD) (\[.+)$", text, re.M)
+    program, *options = json.loads(entry)
+    assert (name, program) == ("ENTRYPOINT", "carnelian-serve")
+    command = [str(Path(sys.executable).with_name(program)), *options]
+    wrong = subprocess.run([*command, "--model=none"], capture_output=True, text=True, check=False)
+    assert "/models" in wrong.stderr
+    other = subprocess.run([*command, f"--repository={tmp_path}"], capture_output=True, text=True, check=False)
+    assert f"{tmp_path} has none" in other.stderr
+    version = subprocess.run([*command, "--version"], capture_output=True, text=True, check=True)
+    assert version.stdout.startswith("carnelian-serving ")
 
 
 def normalise(name: str) -> str:
