@@ -281,6 +281,20 @@ def test_in_int8_a_batch_says_what_each_clip_alone_says_and_nearly_what_pytorch_
             assert np.abs(np.exp(alone[0, :end]) - np.exp(expected)).sum(1).mean() < MEAN_DISTANCE / 5
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_in_int8_a_clip_says_to_the_bit_the_same_beside_longer_ones(kind, open_session):
+    """One number that is rounded to another step changes others in the layers that follow, and then a letter."""
+    _, network = built(kind, width=32)  # 16 channels in each group, for the kernel that runs published networks
+    session = open_session(quantise(network, []))
+    rng = np.random.default_rng(0)
+    clips = [rng.standard_normal(samples, np.float32) for samples in (130, 2611, 12_345, 16_000, 31_234, 90_000)]
+    for clip in clips[:-1]:
+        alone, ends = run(session, [clip], [len(clip)])
+        for other in clips:
+            beside, _ = run(session, [clip, other], [len(clip), len(other)])
+            np.testing.assert_array_equal(beside[0, : ends[0, 0]], alone[0, : ends[0, 0]])
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_in_int8_a_bad_value_is_told_and_stays_in_its_row(bad, open_session, clips):
     _, network = built("base")

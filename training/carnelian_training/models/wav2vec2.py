@@ -133,6 +133,12 @@ class Wav2Vec2Config:
         return self.num_stages if name.startswith(("head.", "pretraining.")) else 1
 
 
+NORM_FRAMES = 32
+"""The frames that :class:`ClipNorm` gets are a multiple of this, itself a multiple of the lanes in which ONNX Runtime
+sums. So more padding moves no number to another lane, and the sums are the same to the bit. A last bit can move a
+number to another step of int8, which changes others in each layer that follows, and then labels."""
+
+
 class ClipNorm(nn.Module):
     """Group norm with one group per channel, over the clip's own frames only."""
 
@@ -317,8 +323,12 @@ class Wav2Vec2Body(nn.Module):
             [batch, frames, channels], with at least one frame, and [batch] int64 lengths in frames, 0 for a clip that
             is too short for a frame.
         """
-        # A batch in which every clip is too short still gets one frame, so that the network can run.
-        x = F.pad(waveforms, (0, self.config.window))
+        # A batch in which every clip is too short still gets one frame, so that the network can run. The first
+        # convolution gives a multiple of `NORM_FRAMES`.
+        kernel, stride = self.config.conv_kernels[0], self.config.conv_strides[0]
+        piece, samples = NORM_FRAMES * stride, waveforms.shape[2]
+        padded = (samples + self.config.window + piece - 1) // piece * piece + kernel - stride
+        x = F.pad(waveforms, (0, padded - samples))
         for layer in self.extractor:
             x, lengths = layer(x, lengths)
         if self.config.extractor_gradient != 1.0 and self.training:
