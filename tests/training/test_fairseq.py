@@ -167,6 +167,25 @@ def test_a_hubert_of_fairseq_is_read(tmp_path):
     assert config.model.head_dropout == 0.25
 
 
+def test_the_loss_and_the_crop_of_a_pre_training_come_along():
+    """Large's lacks the penalty; it was 10, as Base's."""
+    old = content_of("wav2vec2_old.pt")
+    options = old["args"]
+    new = {
+        "criterion": {"_name": "wav2vec", "infonce": True, "loss_weights": [0.2, 0.0]},
+        "task": {"_name": "audio_pretraining", "max_sample_size": 320_000},
+        "model": options,
+    }
+    old["args"] = options | {"loss_weights": "[0.2, 0]", "max_sample_size": 320_000}
+    for content in (old, {"args": None, "cfg": new, "model": old["model"]}):
+        pretraining = fairseq.config_tree(content, None, "here")[0]["pretraining"]
+        found = [pretraining[name] for name in ("diversity_weight", "penalty_weight", "crop_s")]
+        assert found == [0.2, 0, 20]
+    old["args"]["loss_weights"] = "[0.2]"
+    with pytest.raises(CheckpointError, match=r"`loss_weights` must be \[diversity, penalty\], but is \[0\.2\]"):
+        fairseq.config_tree(old, None, "here")
+
+
 def test_a_final_dim_of_0_is_the_transformers(tmp_path):
     content = content_of("wav2vec2_old.pt")
     content["args"] |= {"final_dim": 0, "latent_dim": 0}

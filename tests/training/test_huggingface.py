@@ -275,3 +275,8 @@ def test_the_folder_that_one_is_in_is_read_under_its_name(monkeypatch):
 def test_a_pretrained_checkpoint_is_no_recogniser(tmp_path):
     with pytest.raises(CheckpointError, match=r"was pre-trained and knows no letters yet: fine-tune it"):
         sources.load_model(REFERENCES / "wav2vec2_pretraining")
+
+
+def test_the_loss_of_transformers_has_no_penalty():
+    config, _ = sources.read(REFERENCES / "wav2vec2_pretraining")
+    assert (config.pretraining.diversity_weight, config.pretraining.penalty_weight) == (0.1, 0)

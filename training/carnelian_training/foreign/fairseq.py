@@ -19,7 +19,7 @@ from carnelian_training.config_errors import shown
 from carnelian_training.features import SAMPLE_RATE_HZ
 from carnelian_training.foreign import unpickling
 from carnelian_training.foreign.alphabet import Alphabet, fold
-from carnelian_training.foreign.options import NO_SPANS, Options, carry
+from carnelian_training.foreign.options import NO_SPANS, Options, carry, single
 from carnelian_training.foreign.tensors import num_rows
 from carnelian_training.foreign.wav2vec2_keys import FAIRSEQ, FAIRSEQ_FINE_TUNED, take
 from carnelian_training.models.wav2vec2 import Wav2Vec2Config
@@ -154,6 +154,15 @@ def config_tree(content: Any, labels: Path | None, where: str) -> tuple[Options,
             pretraining |= {"temperature": [start, end], "temperature_decay": decay}
         case found:
             raise CheckpointError(f"{where}: `latent_temp` must be (start, end, decay), but is {shown(found)}")
+    match _evaluated(options, "loss_weights", where):
+        case None:
+            pass
+        case [diversity, penalty]:
+            pretraining |= {"diversity_weight": diversity, "penalty_weight": penalty}
+        case found:
+            raise CheckpointError(f"{where}: `loss_weights` must be [diversity, penalty], but is {shown(found)}")
+    if "max_sample_size" in options:
+        pretraining["crop_s"] = single(options["max_sample_size"], f"{where}: `max_sample_size`") / SAMPLE_RATE_HZ
     return tree | {"pretraining": pretraining}, None
 
 
@@ -189,10 +198,10 @@ def _options(content: Any, where: str) -> Options:
 
 
 def _flat(found: Any) -> Options:
-    """Return the options of the model and the task in one mapping, as the old layout has them."""
+    """Return the options of the model, the task and the criterion in one mapping, as the old layout has them."""
     if not isinstance(found, dict):
         return {}
-    sections = [found[name] for name in ("task", "model") if isinstance(found.get(name), dict)]
+    sections = [found[name] for name in ("criterion", "task", "model") if isinstance(found.get(name), dict)]
     flat = dict(found) if not sections else {}
     for options in sections:
         flat |= options

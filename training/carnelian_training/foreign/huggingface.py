@@ -131,7 +131,8 @@ def read(path: Path, language: str | None = None) -> tuple[Options, dict[str, Te
             )
         return tree | {"labels": list(alphabet.labels)}, tensors, alphabet
     if any(name.startswith("quantizer.") for name in tensors):
-        return tree | {"pretraining": carry(PRETRAINING, options)}, tensors, None
+        # The loss of `transformers` has no penalty.
+        return tree | {"pretraining": carry(PRETRAINING, options) | {"penalty_weight": 0.0}}, tensors, None
     raise CheckpointError(
         f"{path} must be a Wav2Vec2ForCTC, HubertForCTC or Wav2Vec2ForPreTraining, but has neither `lm_head.weight` "
         "nor `quantizer`; a body alone needs a head, which fine-tuning replaces: save it as a Wav2Vec2ForCTC or "
