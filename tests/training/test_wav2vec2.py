@@ -354,7 +354,14 @@ def test_every_clip_has_its_least_number_of_spans():
     hidden = time_mask([40] * 100, 40, rare, range(100)).sum(1)
     assert hidden.min() >= 11  # two spans that do not begin at one frame
     assert hidden.max() <= 20
-    assert time_mask([3], 3, rare, [1]).all()
+
+
+def test_spans_leave_a_frame_of_a_short_clip_visible():
+    """Of a clip of 11 frames they hid all, always: it taught a transcript without any sound."""
+    spans = SpanMaskConfig(time_probability=0.65, time_length=10)
+    for frames, most in ((1, 0), (10, 0), (11, 10), (20, 10), (21, 20)):
+        hidden = time_mask([frames] * 100, frames, spans, range(100)).sum(1)
+        assert hidden.max() == most
 
 
 def test_the_number_of_spans_is_exact_on_average():
