@@ -18,7 +18,7 @@ from carnelian_training.data.span_masks import SpanMaskConfig, channel_mask, tim
 from carnelian_training.evaluation.evaluate import evaluate
 from carnelian_training.loop.train import train
 from carnelian_training.models.hourglass import HourglassConfig
-from carnelian_training.models.wav2vec2 import Wav2Vec2, Wav2Vec2Config
+from carnelian_training.models.wav2vec2 import PositionalConv, Wav2Vec2, Wav2Vec2Config
 from carnelian_training.run_config import load_config, load_run
 from carnelian_training.waveform import WaveformSettings
 from torch.nn import functional as F
@@ -362,6 +362,13 @@ def test_spans_leave_a_frame_of_a_short_clip_visible():
     for frames, most in ((1, 0), (10, 0), (11, 10), (20, 10), (21, 20)):
         hidden = time_mask([frames] * 100, frames, spans, range(100)).sum(1)
         assert hidden.max() == most
+
+
+def test_the_positional_convolution_starts_with_its_deviation_whatever_the_dropout():
+    config = Wav2Vec2Config(**TINY | {"width": 64, "dropout": 0.5})
+    assert PositionalConv(config).direction.std().item() == pytest.approx(
+        (4 / (config.position_kernel * config.width)) ** 0.5, rel=0.05
+    )
 
 
 def test_the_number_of_spans_is_exact_on_average():

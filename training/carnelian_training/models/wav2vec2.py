@@ -198,8 +198,7 @@ class PositionalConv(nn.Module):
         super().__init__()
         self.groups, self.kernel = config.position_groups, config.position_kernel
         self.direction = nn.Parameter(torch.empty(config.width, config.width // self.groups, self.kernel))
-        std = math.sqrt(4 * (1 - config.dropout) / (self.kernel * config.width))
-        nn.init.normal_(self.direction, std=std)
+        nn.init.normal_(self.direction, std=math.sqrt(4 / (self.kernel * config.width)))
         self.magnitude = nn.Parameter(self.direction.detach().norm(dim=(0, 1), keepdim=True))
         self.bias = nn.Parameter(torch.zeros(config.width))
 
