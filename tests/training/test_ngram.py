@@ -3,6 +3,7 @@ import gzip
 import json
 import random
 import subprocess
+import unicodedata
 
 import kenlm
 import pytest
@@ -196,9 +197,10 @@ def test_other_languages_are_written_in_the_recognisers_labels(tmp_path, build):
             ["ես գնացի", "նա եկավ", "ուր է նա", "նա տանն է", "ես տեսա նրան"],
         ),
         ("Τι κάνεις; Πού είναι\u037e Καλά; ναι.", ["τι κάνεις", "πού είναι", "καλά ναι"]),
+        (unicodedata.normalize("NFD", "Δεν μπορώ; Πού είναι;"), ["δεν μπορώ", "πού είναι"]),
         ("እኔ ሄድኩ። እሱ መጣ።\n\nእሷ ሄደች።", ["እኔ ሄድኩ", "እሱ መጣ", "እሷ ሄደች"]),
     ],
-    ids=["hi", "zh", "ar", "es", "de", "de-single", "en-single", "hy", "el", "am"],
+    ids=["hi", "zh", "ar", "es", "de", "de-single", "en-single", "hy", "el", "el-nfd", "am"],
 )
 def test_sentences_end_where_their_language_ends_them(tmp_path, text, sentences):
     (tmp_path / "text.txt").write_text(text)

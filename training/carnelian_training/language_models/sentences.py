@@ -5,6 +5,7 @@ Input: texts. Output: sentences for training and held-out sentences, the same fo
 
 import logging
 import re
+import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +23,7 @@ OVERLAP_WORDS = 6
 
 _GREEK = "\u0370-\u03ff\u1f00-\u1fff"  # its question mark is a semicolon
 _END = re.compile(
-    rf"(?:(?:(?<=[{SPACED_ENDS}])|(?<=[{_GREEK}][;\u037e]))[{CLOSING}]?\s+|(?<=[{UNSPACED_ENDS}])[{CLOSING}]?\s*)"
+    rf"(?:(?:(?<=[{SPACED_ENDS}])|(?<=[{_GREEK}];))[{CLOSING}]?\s+|(?<=[{UNSPACED_ENDS}])[{CLOSING}]?\s*)"
     r"(?=[\"“'‘‚]?[¿¡«»‹›„「『]*([^\W\d_]))"  # noqa: RUF001
 )
 """The boundary of two sentences, and the first letter of the next one, which must not be in lower case."""
@@ -88,7 +89,7 @@ def read_text(sources: Iterable[Source], labels: str | None = None) -> Iterator[
     seen: set[str] = set()
     for source in sources:
         for paragraph in source.read():
-            text = " ".join(paragraph.split())
+            text = unicodedata.normalize("NFC", " ".join(paragraph.split()))  # for `_GREEK`: an accent is no letter
             for sentence in _split(re.sub(r"-{2,}", ", ", spell_out(text) if labels is None else text)):
                 written = _normalise(sentence.translate(_BRACKETS) if source.name in SOURCES else sentence, labels)
                 if written is None and sentence.strip():
