@@ -176,7 +176,10 @@ class TritonPythonModel:
         # The maximum is NaN if any value is, and above 0 if these are no log-probabilities. The sum in log-softmax
         # carries infinity to every label, so looking at one, the blank, is enough.
         if not (row[:length].max() <= MAX_LOG_PROB and row[:length, -1].min() > -np.inf):
-            return "not finite: all samples must be finite numbers, but this clip has NaN, infinity or huge ones"
+            return (
+                "not finite: all samples must be finite numbers, but this clip has NaN, infinity or huge ones; if "
+                "every clip is refused so, the model is damaged"
+            )
         return None
 
     def _respond(self, request: Any, results: list[dict[str, Any]]) -> Any:
