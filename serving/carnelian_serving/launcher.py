@@ -303,9 +303,10 @@ class Server:
                     "allow more (`--start-timeout`, `ready_timeout_s`), as where TensorRT builds engines; or "
                     "tritonserver waits for a thread that it may not have (`pids.max`, `ulimit -u`)"
                 )
+                causes = [*find_reasons(self.log), OUT_OF_THREADS if self._triton.was_refused_threads else advice]
                 raise ServerError(
                     f"the models of {self.repository} must be ready within {self._ready_timeout_s:g} s, but are not; "
-                    f"{OUT_OF_THREADS if self._triton.was_refused_threads else advice}; last lines of the log:\n"
+                    f"{'; '.join(causes)}; last lines of the log:\n"
                     + "\n".join(self._triton.last_lines() or ["(none)"])
                 )
             time.sleep(0.05)

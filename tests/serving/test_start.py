@@ -319,6 +319,13 @@ def test_a_server_that_waits_for_a_thread_in_silence_is_told_so(start_script, mo
     assert why.endswith("; last lines of the log:\n(none)")
 
 
+def test_a_server_that_hangs_for_want_of_open_files_is_told_so(start_script):
+    line = "[warn] Error from accept() call: Too many open files"
+    why = start_script(f"echo '{line}'; exec sleep 60", ready_timeout_s=2)
+    assert " but are not; it ran out of open files; allow more (`ulimit -n`); " in why
+    assert why.endswith(f"; last lines of the log:\n{line}")
+
+
 def test_a_server_that_hangs_once_a_model_has_failed_is_ended(start_script, monkeypatch):
     monkeypatch.setattr("carnelian_serving.launcher.FAILED_WHILE_LOADING_S", 0.1)
     why = start_script(f"cat <<'END'\n{NO_THREAD}\nEND\nexec sleep 60")
