@@ -7,10 +7,12 @@ import os
 import select
 import signal
 import sys
+import threading
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Annotated
+from typing import Annotated, TextIO
 
 import typer
 
@@ -22,6 +24,8 @@ from carnelian_serving.triton_options import StrayWordError, has_port
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 PAUSE_SIGNALS = (signal.SIGSEGV, signal.SIGABRT)
 """The signals by which tritonserver ends after it stood still, or its clock was set forward, amid requests."""
+PRINT_S = 2.0
+"""How long to wait for whoever reads what is printed. The server must be watched, and the command end, without them."""
 
 
 def _folder(path: str) -> Path:
@@ -104,9 +108,9 @@ def serve(
             ready_timeout_s=start_timeout,
             exit_timeout_s=exit_timeout,
             triton_options=triton_options or (),
-            on_log=_print_log,
+            on_log=partial(_write, sys.stderr),
         )
-        _print_log(f"carnelian-serve: starting tritonserver on {server.repository}")
+        _print(sys.stderr, f"carnelian-serve: starting tritonserver on {server.repository}")
         with server:
             _print_ready(server, triton_options or ())
             try:
@@ -118,15 +122,16 @@ def serve(
     except StrayWordError as error:
         raise typer.BadParameter(str(error)) from None
     except (ServerError, OSError) as error:
-        _print_log(f"carnelian-serve: {error}")
+        _print(sys.stderr, f"carnelian-serve: {error}")
         raise typer.Exit(1) from None
     pause = ""
     if -status in PAUSE_SIGNALS:
         pause = "a pause of the machine, or a step of its clock, of a second, under load, can do that; "
     why = f"; {KILLED}" if status == -signal.SIGKILL else f" by itself; {pause}its log above may say why"
-    _print_log(
+    _print(
+        sys.stderr,
         f"carnelian-serve: tritonserver must run until it is told to end, but {describe_exit(status)}{why}; start "
-        "carnelian-serve anew"
+        "carnelian-serve anew",
     )
     raise typer.Exit(1)
 
@@ -144,7 +149,7 @@ def _raise_stop(number: int, frame: FrameType | None) -> None:
     _ignore_signals()
     with contextlib.suppress(OSError):  # as of a stderr that was closed
         if sys.stderr is not None and select.select([], [sys.stderr], [], 0)[1]:  # else nobody reads it: it would block
-            _print_log("carnelian-serve: stopping")
+            _write(sys.stderr, "carnelian-serve: stopping")
     raise _Stop
 
 
@@ -161,16 +166,24 @@ def _print_ready(server: Server, triton_options: Sequence[str]) -> None:
         "metrics": f"metrics {server.metrics_url}",
     }
     opened = ", ".join(url for kind, url in urls.items() if has_port(kind, triton_options))
+    _print(sys.stdout, f"carnelian-serve: ready; {opened}")
+
+
+def _print(stream: TextIO | None, line: str) -> None:
+    """Print a line, but go on after :data:`PRINT_S`; if somebody reads on later, they get it then."""
+    writer = threading.Thread(target=_write, args=(stream, line), daemon=True)
     try:
-        print(f"carnelian-serve: ready; {opened}", flush=True)
-    except OSError:  # a closed stdout must not stop the server; Python would try again at its end
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        writer.start()
+    except RuntimeError:  # no thread can be had
+        _write(stream, line)
+    else:
+        writer.join(PRINT_S)
 
 
-def _print_log(line: str) -> None:
-    # A closed stderr must not stop the server. Nor must one that nobody reads keep the command from ending: a thread
+def _write(stream: TextIO | None, line: str) -> None:
+    # A closed stream must not stop the server. Nor must one that nobody reads keep the command from ending: a thread
     # that waits in `print` would hold a lock that the interpreter needs at its end.
-    if sys.stderr is None:  # it was closed from the start, and another file may have its number
+    if stream is None:  # it was closed from the start, and another file may have its number
         return
     with contextlib.suppress(OSError):
-        os.write(sys.stderr.fileno(), f"{line}\n".encode(sys.stderr.encoding, "backslashreplace"))
+        os.write(stream.fileno(), f"{line}\n".encode(stream.encoding, "backslashreplace"))

@@ -1,5 +1,6 @@
 """The process of tritonserver: how it ends, by itself or when it is told to."""
 
+import contextlib
 import fcntl
 import os
 import re
@@ -15,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+from carnelian_serving.addresses import held_ports
 from carnelian_serving.endings import has_ended
 from carnelian_serving.errors import ServerError
 from carnelian_serving.installation import find_installation
@@ -175,6 +177,35 @@ def test_a_stop_does_not_wait_for_whoever_reads_no_log(cut_repository, tmp_path,
     os.close(unread)
     assert process.returncode == 0
     assert not regions_of(process.pid)
+
+
+def test_a_crash_ends_the_command_though_nobody_reads_what_it_prints(
+    cut_repository, command_line, regions_of, wait_until
+):
+    unread, full = os.pipe()
+    fcntl.fcntl(full, fcntl.F_SETPIPE_SZ, 4096)
+    os.write(full, b"x" * 4096)
+    with held_ports("127.0.0.1", {"--http-port": 0}) as ports:
+        port = ports["--http-port"]
+        command = [*command_line, f"--repository={cut_repository}", f"--http-port={port}"]
+        process = subprocess.Popen(command, stdout=full, stderr=full)
+    try:
+        wait_until(lambda: is_ready(f"http://127.0.0.1:{port}/v2/health/ready"))
+        [server] = psutil.Process(process.pid).children()
+        server.kill()
+        assert process.wait(timeout=30) == 1
+    finally:
+        process.kill()
+        process.wait()
+        os.close(full)
+        os.close(unread)
+    assert not regions_of(process.pid)
+
+
+def is_ready(url: str) -> bool:
+    with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=5):
+        return True
+    return False
 
 
 def test_a_crashed_server_is_told_by_its_signal(cut_repository, start_command, regions_of):
