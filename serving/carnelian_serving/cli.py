@@ -21,7 +21,7 @@ from carnelian_serving.errors import ServerError
 from carnelian_serving.launcher import LogLevel, Server
 from carnelian_serving.triton_options import StrayWordError, has_port
 
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
 PAUSE_SIGNALS = (signal.SIGSEGV, signal.SIGABRT)
 """The signals by which tritonserver ends after it stood still, or its clock was set forward, amid requests."""
 PRINT_S = 2.0

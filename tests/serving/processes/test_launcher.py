@@ -46,7 +46,7 @@ def said_of_a_good_run(repository: Path) -> str:
     return f"carnelian-serve: starting tritonserver on {repository}\ncarnelian-serve: stopping\n"
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])  # SIGTERM ends most that follow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGQUIT, signal.SIGHUP])  # SIGTERM ends most that follow
 def test_the_command_ends_on_a_signal_with_status_0(cut_repository, number, start_command, group_pids, regions_of):
     process, server = start_command(cut_repository, "--threads=1")
     assert group_pids(server)
