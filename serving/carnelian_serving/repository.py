@@ -22,10 +22,12 @@ def check_repository(repository: Path, models: Sequence[str]) -> None:
             what = "is a file" if repository.exists() else "is not there"
             raise ServerError(f"`--repository` must be a folder of models, but {repository} {what}")
         found = sorted(path.name for path in repository.iterdir() if path.is_dir() and not path.name.startswith("."))
-    except PermissionError as error:
+    except PermissionError:
+        folders = reversed(repository.absolute().parents)
+        above = next((folder for folder in folders if not os.access(folder, os.X_OK, effective_ids=True)), None)
         raise ServerError(
-            f"`--repository` must be a folder that uid {os.geteuid()} may read, but {error.filename} is closed to it; "
-            f"run `chmod -R o+rX {repository}`"
+            f"`--repository` must be a folder that uid {os.geteuid()} may read, but {above or repository} is closed to "
+            f"it; run `chmod {f'o+x {above}' if above else f'-R o+rX {repository}'}`"
         ) from None
     if not found:
         raise ServerError(f"`--repository` must hold at least one model folder, but {repository} has none")

@@ -1,6 +1,7 @@
 """What keeps a server from starting, each told with what to do."""
 
 import errno
+import re
 import socket
 import subprocess
 import sys
@@ -219,15 +220,16 @@ def test_a_wrong_repository_is_named(cut_repository, monkeypatch, arguments, wor
 
 
 @pytest.mark.parametrize("closed", ["", "models"])
-def test_a_repository_that_its_user_may_not_read_is_named(everyones, another_user, closed):
-    (everyones / "models" / "mine").mkdir(parents=True)
-    (everyones / closed).chmod(0)
-    with (
-        another_user(),
-        pytest.raises(ServerError, match=rf"that uid \d+ may read.*chmod -R o\+rX {everyones}/models`"),
-    ):
-        check_repository(everyones / "models", [])
-    (everyones / closed).chmod(0o777)
+def test_a_repository_that_its_user_may_not_read_is_named_with_what_opens_it(everyones, another_user, closed):
+    repository = everyones / "models"
+    (repository / "mine").mkdir(parents=True)
+    (everyones / closed).chmod(0o700)
+    with another_user(), pytest.raises(ServerError, match=rf"uid \d+ may read, but {everyones / closed} is") as error:
+        check_repository(repository, [])
+    (advice,) = re.findall("`(chmod .*)`", str(error.value))
+    subprocess.run(["sh", "-c", advice], check=True)
+    with another_user():
+        check_repository(repository, [])
 
 
 def test_a_repository_that_leads_nowhere_is_named(tmp_path, run_command, command_line):
