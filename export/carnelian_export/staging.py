@@ -39,11 +39,13 @@ def _lock(repository: Path) -> int:
     except BlockingIOError:
         logger.warning("another export writes into %s: waiting until it has ended", repository)
         fcntl.flock(handle, fcntl.LOCK_EX)
-        os.close(handle)
-        return _lock(repository)  # anew: one that failed may have removed the folder
     except OSError as error:  # a file system without locks
         logger.warning("nothing keeps other exports out of %s meanwhile: %s", repository, error.strerror)
-    return handle
+    with suppress(FileNotFoundError):
+        if os.path.samestat(repository.stat(), os.fstat(handle)):
+            return handle
+    os.close(handle)
+    return _lock(repository)  # an export that failed has removed the folder meanwhile
 
 
 @contextmanager
