@@ -27,7 +27,7 @@ def check_repository(repository: Path, models: Sequence[str]) -> None:
         above = next((folder for folder in folders if not os.access(folder, os.X_OK, effective_ids=True)), None)
         raise ServerError(
             f"`--repository` must be a folder that uid {os.geteuid()} may read, but {above or repository} is closed to "
-            f"it; run `chmod {f'o+x {above}' if above else f'-R o+rX {repository}'}`"
+            f"it; run `chmod {f'a+x {above}' if above else f'-R a+rX {repository}'}`"
         ) from None
     if not found:
         raise ServerError(f"`--repository` must hold at least one model folder, but {repository} has none")
