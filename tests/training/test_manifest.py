@@ -112,6 +112,13 @@ def test_another_kind_of_file_is_named_in_one_sentence(tmp_path, content, kind):
             read(path)
 
 
+@pytest.mark.parametrize("first", ["# my clips", "null", '"text": "torn"}', "{"])
+def test_a_bad_first_line_is_a_mistake_as_any_other(tmp_path, first):
+    clips, [mistake] = read_manifest_leniently(write(tmp_path, first, json.dumps(LINE)))
+    assert len(clips) == 1
+    assert "manifest.jsonl, line 1: a line must be one JSON object" in mistake
+
+
 def test_lines_behind_a_crash_do_not_make_a_manifest_binary(tmp_path):
     path = tmp_path / "manifest.jsonl"
     path.write_bytes(json.dumps(LINE).encode() + b"\n" + bytes(512))

@@ -136,12 +136,17 @@ def _lines(path: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def _check_kind(path: Path, start: bytes) -> None:
-    """Check that a file does not begin as one of another kind, every line of which would be an error."""
-    first = start.removeprefix(codecs.BOM_UTF8).lstrip().partition(b"\n")[0].rstrip()
+    """Check that a file does not begin as one of another kind, every line of which would be an error.
+
+    One bad line before an object is a mistake in a manifest.
+    """
+    lines = [line for part in start.removeprefix(codecs.BOM_UTF8).split(b"\n") if (line := part.strip())]
+    first, second, *_ = [*lines, b"", b""]
     kinds = [kind for magic, kind in _OTHERS.items() if first.startswith(magic)]
     kinds += ["a binary file"] if b"\0" in first else []
-    kinds += ["JSON over several lines"] if first == b"{" else []
-    kinds += [f"text that begins with {first[:30]!r}"] if first[:1] not in (b"", b"{") else []
+    if not second.startswith(b"{"):
+        kinds += ["JSON over several lines"] if first == b"{" else []
+        kinds += [f"text that begins with {first[:30]!r}"] if first[:1] not in (b"", b"{") else []
     if kinds:
         raise ValueError(f"{path} must be a manifest, one JSON object a line in UTF-8, but is {kinds[0]}: convert it")
 
