@@ -24,8 +24,8 @@ class SpanMaskConfig:
     time_length: int = 10
     """The number of frames in a span."""
     time_least: int = 2
-    """The least number of spans in a clip, if `time_probability` is above 0; a short clip has fewer, so that a frame
-    stays visible."""
+    """The least number of spans in a clip, if `time_probability` is above 0; a short clip has fewer, or a shorter one,
+    so that a frame stays visible."""
     channel_probability: float = 0.0
     """The probability that a channel begins a span, times `channel_length`: the share of zeroed channels without
     overlap."""
@@ -71,9 +71,10 @@ def channel_mask(width: int, config: SpanMaskConfig, seeds: Sequence[int]) -> Te
 def _spans(size: int, probability: float, span: int, least: int, seed: int, purpose: str) -> npt.NDArray[np.int64]:
     """Draw the positions, below `size`, that spans cover; the number of spans is right on average.
 
-    There are at most as many spans as leave a position uncovered: none, if `size` is no more than one span.
+    There are at most as many spans as leave a position uncovered. If one span would cover all, it is shorter.
     """
     rng = np.random.default_rng([seed, zlib.crc32(f"{purpose} spans".encode())])
+    span = max(1, min(span, size - 1))
     count = min(max(int(probability * size / span + rng.random()), least), max(size - 1, 0) // span)
     starts = rng.choice(size - span + 1, count, replace=False) if count else np.zeros(0, np.int64)
     positions: npt.NDArray[np.int64] = (starts[:, None] + np.arange(span)).ravel()
