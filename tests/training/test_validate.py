@@ -166,6 +166,11 @@ def test_a_sound_that_comes_again_is_named_and_left_out(tmp_path, call):
     assert read_manifest(tmp_path / "m.clean.jsonl") == clips[:3]
 
 
+def test_a_file_that_cannot_be_read_is_not_repeated(tmp_path, call):
+    write_manifest(tmp_path / "m.jsonl", [Clip(tmp_path / "none.wav", 1.0, "a")] * 2)
+    assert "defects: 2 unreadable\n" in call(main, "validate", tmp_path / "m.jsonl")[1]
+
+
 def test_what_may_be_meant_so_is_counted_alone(tiny_config, tmp_path, call):
     noise = np.random.default_rng(0).standard_normal((16000, 2)) * 0.1
     for name in ("a.wav", "b.wav", "c.wav"):

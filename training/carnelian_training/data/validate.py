@@ -131,7 +131,7 @@ def validate(
         report.remarks["of several channels, which are mixed"] += bool(sounds.pop("channels", ""))
         report.remarks["in the manifests of training, too"] += sound in trained
         found = _line_defects(clip, check) | sounds
-        if sound in texts:
+        if sound in texts and "unreadable" not in sounds:
             found["repeated"] = "in an earlier line, too" + (", with another text" if texts[sound] != clip.text else "")
         texts.setdefault(sound, clip.text)
         report.defects.extend((kind, clip.title, words) for kind, words in found.items())
