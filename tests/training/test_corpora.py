@@ -145,6 +145,18 @@ def test_calls_of_two_channels_in_kaldis_folders_are_refused(tmp_path, call):
     assert (status, f"{tmp_path}/call.wav has 2: split it first, as by `sox" in err) == (1, True), err
 
 
+@pytest.mark.parametrize(("recording", "offset"), [("long", 0.0), ("short", None)])
+def test_a_rounding_error_is_no_beginning(lhotse_recordings, call, recording, offset):
+    lhotse = pytest.importorskip("lhotse")
+    folder, target = lhotse_recordings, lhotse_recordings / "ours.jsonl"
+    said = lhotse.SupervisionSegment("s", recording, -1e-7, 1.0, text="a")
+    lhotse.SupervisionSet.from_segments([said]).to_file(folder / "said.jsonl")
+    sources = ("--recordings", folder / "recordings.jsonl.gz", "--supervisions", folder / "said.jsonl")
+    assert call(main, "convert", target, *sources)[0] == 0
+    assert [clip.offset for clip in read_manifest(target)] == [offset]
+    assert "-0.0" not in target.read_text()
+
+
 def test_a_supervision_that_begins_before_its_recording_is_refused(lhotse_recordings, call):
     lhotse = pytest.importorskip("lhotse")
     folder, target = lhotse_recordings, lhotse_recordings / "ours.jsonl"

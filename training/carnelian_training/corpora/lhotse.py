@@ -101,7 +101,8 @@ def _clip(recording: Any, start: float, supervision: Any, where: str) -> Clip:
             f"{where} must be in a file of one channel, but {file} has {channels}: "
             "split it first, as by `sox call.wav caller.flac remix 1`"
         )
-    if round(start, 6) < 0:
+    start = round(start, 6) + 0.0  # not -0.0
+    if start < 0:
         raise ValueError(f"{where} must begin within its recording, but begins at {start:g} s")
     if recording.transforms:
         raise ValueError(f"{where} must be a file's own sound, but is transformed: let Lhotse save the sound first")
@@ -112,7 +113,7 @@ def _clip(recording: Any, start: float, supervision: Any, where: str) -> Clip:
         recording.duration if is_whole else supervision.duration,
         supervision.text or "",
         {name: value for name, value in extra.items() if value is not None},
-        offset=None if is_whole else round(start, 6),
+        offset=None if is_whole else start,
     )
 
 
