@@ -48,7 +48,7 @@ _APOSTROPHES = str.maketrans(dict.fromkeys(APOSTROPHES, "'"))
 _ABBREVIATION = re.compile(
     rf"\b(?:(mrs?)\b\.?|({'|'.join(ABBREVIATIONS)})\.)(?:(?![^\W_])|(?<=\.)(?=(?-i:[A-Z])))", flags=re.IGNORECASE
 )
-_LETTER = re.compile(r"\s*[^\W\d_]")
+_NAME = re.compile(r"(?:\s+[\"'“„«_*]*|[-\u2010])?[^\W\d_]")
 # A number next to letters or other digits (A4, 5kg, 5'6, .5) is not spelled out, so the sentence is refused.
 _NUMBER = re.compile(
     r"(?<![^\W_])(?<!\.)(?<!\d')(?P<currency>[$£€])?(?P<number>(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?)"
@@ -63,8 +63,13 @@ _TIME = re.compile(
     re.IGNORECASE,
 )
 _RAISED = re.compile("(?=[\u00b2\u00b3\u00b9\u2070-\u209f\u2460-\u24ff])")
-# What transcribers put into brackets is no speech: [noise], {uh}, *coughs*, (laughs). Prose has longer parentheses.
-_TAG = re.compile(r"\[[^\[\]\w]*\w[^\[\]]*\]|\{[^{}\w]*\w[^{}]*\}|\*\w[^*]*\*|\([^\W\d_]+\)")
+# What transcribers put into brackets is no speech: [noise], {uh}, *coughs*, (laughs). Prose has longer parentheses,
+# (etc.), numbers, and asterisks behind words.
+_TAG = re.compile(
+    r"\[[^\[\]\w]*\w[^\[\]]*\]|\{[^{}\w]*\w[^{}]*\}|\*(?:(?<![^\s*]\*)[^*\w]*)?\w[^*]*\*"
+    r"|\((?!(?i:etc)\.)(?=[^\s\d()]*[^\W\d_])[^\s\d()]+\)"
+)
+_CJK_BRACKETS = str.maketrans("（）［］【】〔〕｛｝＊", "()[][][]{}*")  # noqa: RUF001
 _TELEPHONE_OR_DATE = re.compile(r"(?<!\d)(?:\d{3}-\d{3}-\d{4}|\d{4}-\d\d-\d\d)(?!\d)")
 _SILENT = re.compile(r"[.,;:!?\"“”„«»()\[\]{}_*…\-\u2010-\u2015]+")
 # Unicode classes these as punctuation, but they are read out as words.
@@ -105,7 +110,7 @@ def to_labels(text: str) -> str | None:
         Lower-case words of `LABEL_CHARACTERS`, one space apart; None if the text has other characters
         (an accented letter, a symbol) whose sound is not known, a tag such as [noise], or no word at all.
     """
-    if _TAG.search(text):
+    if _tag_marks(text):
         return None
     labels = _SILENT.sub(" ", spell_out(text).lower())
     # An apostrophe belongs to a word between letters (don't) and after a plural (the boys' room). A closing single
@@ -131,7 +136,7 @@ def to_given_labels(text: str, labels: str) -> str | None:
         Words with one space between them, or none if the space is no label; None if the text has other letters or
         symbols, a tag such as [noise] in brackets that are not labels, or no word at all.
     """
-    if any(tag[0][0] not in labels for tag in _TAG.finditer(text)):
+    if not _tag_marks(text) <= set(labels):
         return None
     # An apostrophe that is not a letter (in Uzbek and Hawaiian some are letters) is a quotation mark unless it stands
     # between letters.
@@ -151,10 +156,15 @@ def to_given_labels(text: str, labels: str) -> str | None:
     return text if text and set(text) <= set(labels) else None
 
 
+def _tag_marks(text: str) -> set[str]:
+    """Return the marks that tags begin with."""
+    return {text[tag.start()] for tag in _TAG.finditer(text.translate(_CJK_BRACKETS))}
+
+
 def _spell_abbreviation(match: re.Match[str]) -> str:
     found = match[1] or match[2]
     said = ABBREVIATIONS[found.lower()]
-    if said == "saint" and not _LETTER.match(match.string, match.end()):
+    if said == "saint" and not _NAME.match(match.string, match.end()):
         said = "street"
     said = said.capitalize() if found[0].isupper() else said
     if match.end() == len(match.string):  # the abbreviation's period also ends the sentence
