@@ -192,7 +192,7 @@ def test_the_floor_of_wav2vec2_counts_attention_and_frozen_weights_once():
     tree |= {"labels": ["a"], "features": {"name": "waveform"}}
     config = config_from_dict(tree, "test")
     # A second: 1999 frames after the first convolution, 249 after the second; computed with a window of 66 samples
-    # more, which gives 2007 frames, and up to a multiple of 32 of them.
+    # more, which gives 2008 frames, and up to a multiple of 32 of them.
     first = 2016
     frames = (first - 8) // 8 + 1
     extractor = 2 * (first * 8 * 10 + frames * 8 * 8 * 8)
