@@ -26,6 +26,8 @@ PAUSE_SIGNALS = (signal.SIGSEGV, signal.SIGABRT)
 """The signals by which tritonserver ends after it stood still, or its clock was set forward, amid requests."""
 PRINT_S = 2.0
 """How long to wait for whoever reads what is printed. The server must be watched, and the command end, without them."""
+LOOK_S = 1.0
+"""How often to look whether a signal has asked the command to end."""
 
 
 def _folder(path: str) -> Path:
@@ -114,7 +116,9 @@ def serve(
         with server:
             _print_ready(server, triton_options or ())
             try:
-                status = server.wait()
+                while (status := server.wait(LOOK_S)) is None:
+                    if signal.getsignal(signal.SIGTERM) == signal.SIG_IGN:
+                        raise _Stop  # again: if a destructor was running, Python dropped it
             finally:
                 _ignore_signals()  # the clean-up after a server that ended by itself must not be interrupted either
     except _Stop:
