@@ -3,6 +3,7 @@
 import base64
 import json
 import re
+import subprocess
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 import onnx
 import pytest
 from carnelian_serving.errors import ServerError
+from carnelian_serving.repository import check_repository
 
 KILL = "import os; os.kill(os.getpid(), 9)"
 DOOMED = f"""
@@ -208,3 +210,16 @@ def test_nobody_loads_models_beside_those_that_were_asked_for(cut_repository, ma
             with refused.value as answer:
                 assert b"not allowed" in answer.read()
         assert json.loads(post("index", {})) == [{"name": "cut", "version": "1", "state": "READY"}]
+
+
+@pytest.mark.parametrize("closed", ["", "models"])
+def test_a_repository_that_its_user_may_not_read_is_named_with_what_opens_it(everyones, another_user, closed):
+    repository = everyones / "models"
+    (repository / "mine").mkdir(parents=True)
+    (everyones / closed).chmod(0o700)
+    with another_user(), pytest.raises(ServerError, match=rf"uid \d+ may read, but {everyones / closed} is") as error:
+        check_repository(repository, [])
+    (advice,) = re.findall("`(chmod .*)`", str(error.value))
+    subprocess.run(["sh", "-c", advice], check=True)
+    with another_user():
+        check_repository(repository, [])

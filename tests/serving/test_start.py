@@ -1,7 +1,6 @@
 """What keeps a server from starting, each told with what to do."""
 
 import errno
-import re
 import socket
 import subprocess
 import sys
@@ -15,7 +14,6 @@ from carnelian_serving.errors import ServerError
 from carnelian_serving.installation import (
     find_installation,
 )
-from carnelian_serving.repository import check_repository
 from carnelian_serving.shared_memory import check_room, describe_shortage
 
 
@@ -217,19 +215,6 @@ def test_a_wrong_repository_is_named(cut_repository, monkeypatch, arguments, wor
     result = run_command(*arguments)
     assert result.returncode == 1
     assert words in result.stderr
-
-
-@pytest.mark.parametrize("closed", ["", "models"])
-def test_a_repository_that_its_user_may_not_read_is_named_with_what_opens_it(everyones, another_user, closed):
-    repository = everyones / "models"
-    (repository / "mine").mkdir(parents=True)
-    (everyones / closed).chmod(0o700)
-    with another_user(), pytest.raises(ServerError, match=rf"uid \d+ may read, but {everyones / closed} is") as error:
-        check_repository(repository, [])
-    (advice,) = re.findall("`(chmod .*)`", str(error.value))
-    subprocess.run(["sh", "-c", advice], check=True)
-    with another_user():
-        check_repository(repository, [])
 
 
 def test_a_repository_that_leads_nowhere_is_named(tmp_path, run_command, command_line):
