@@ -20,13 +20,17 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 SCRIPT = runpy.run_path(str(Path(__file__).parents[2] / "serving" / "docs" / "proxies.py"))
 
 
+def skip_without(program):
+    try:
+        SCRIPT["find"](program)
+    except RuntimeError as error:
+        pytest.skip(str(error))  # it is not installed
+
+
 @pytest.fixture(scope="module", params=SCRIPT["PROXIES"])
 def proxy(request, server, tmp_path_factory):
     """A `Proxy` of the script that runs."""
-    try:
-        SCRIPT["find"](request.param)
-    except RuntimeError as error:
-        pytest.skip(str(error))
+    skip_without(request.param)
     folder = tmp_path_factory.mktemp(request.param)
     with SCRIPT["Proxy"](request.param, (server, server), folder) as running:
         time.sleep(SCRIPT["CHECKED_S"] if request.param == "haproxy" else 0)
@@ -106,10 +110,7 @@ def test_http_passes_nginx_with_a_content_type_that_triton_survives(proxy, wav):
 
 
 def test_web_pages_may_call_with_the_lines_of_the_page(server, wav, tmp_path):
-    try:
-        SCRIPT["find"]("nginx")
-    except RuntimeError as error:
-        pytest.skip(str(error))
+    skip_without("nginx")
     marks = r"# (?=add_header|if \(\$request_method)"
     with SCRIPT["Proxy"]("nginx", (server, server), tmp_path, without=marks) as proxy:
         context = ssl.create_default_context(cafile=proxy.certificate)
