@@ -15,7 +15,7 @@ from pathlib import Path
 from carnelian_training import ctc, front_end
 from carnelian_training.config import Config
 from carnelian_training.evaluation.evaluate import frame_duration_s
-from carnelian_training.models.wav2vec2 import Wav2Vec2Config
+from carnelian_training.models.wav2vec2_config import Wav2Vec2Config
 from carnelian_training.waveform import WaveformSettings
 
 from carnelian_export.model_configs import (

@@ -17,7 +17,8 @@ from carnelian_export.target import Target, TargetError
 from carnelian_training.checkpoint import build_model, load_model
 from carnelian_training.config import config_from_dict
 from carnelian_training.models.hourglass import HourglassConfig
-from carnelian_training.models.wav2vec2 import Wav2Vec2, Wav2Vec2Config
+from carnelian_training.models.wav2vec2 import Wav2Vec2
+from carnelian_training.models.wav2vec2_config import Wav2Vec2Config
 
 TOLERANCE = 1e-4
 SMALL = [Profile(rows=1, seconds=0.5, most_s=8.0), Profile(rows=2, seconds=2.0, most_s=8.0)]

@@ -14,7 +14,7 @@ from carnelian_perf.output import RESULTS, write_each
 from carnelian_perf.pages import scale_milliseconds
 from carnelian_perf.raw_file import write
 from carnelian_perf.traffic.batching_results import render_page
-from carnelian_training.models.wav2vec2 import Wav2Vec2Config
+from carnelian_training.models.wav2vec2_config import Wav2Vec2Config
 from matplotlib.figure import Figure
 
 PACKAGE = Path(carnelian_perf.__file__).parent

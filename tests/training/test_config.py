@@ -11,7 +11,7 @@ from carnelian_training.config_errors import ConfigError
 from carnelian_training.config_tree import config_to_dict
 from carnelian_training.models.jasper import JasperConfig, JasperStageConfig
 from carnelian_training.models.pretraining import PretrainingConfig
-from carnelian_training.models.wav2vec2 import Wav2Vec2Config
+from carnelian_training.models.wav2vec2_config import Wav2Vec2Config
 from carnelian_training.run_config import load_config, load_run
 
 CONFIGS = sorted((Path(__file__).parents[2] / "training" / "configs").glob("*.yaml"))

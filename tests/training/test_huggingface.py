@@ -9,7 +9,7 @@ import torch
 from carnelian_training import checkpoint
 from carnelian_training.foreign import sources
 from carnelian_training.models.pretraining import PretrainingConfig, Wav2Vec2Pretraining, hidden_frames, pick
-from carnelian_training.models.wav2vec2 import Wav2Vec2Config
+from carnelian_training.models.wav2vec2_config import Wav2Vec2Config
 from carnelian_training.weight_files import CheckpointError
 from safetensors.torch import load_file, save_file
 

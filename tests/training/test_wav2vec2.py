@@ -18,7 +18,8 @@ from carnelian_training.data.span_masks import SpanMaskConfig, channel_mask, tim
 from carnelian_training.evaluation.evaluate import evaluate
 from carnelian_training.loop.train import train
 from carnelian_training.models.hourglass import HourglassConfig
-from carnelian_training.models.wav2vec2 import PositionalConv, Wav2Vec2, Wav2Vec2Config
+from carnelian_training.models.wav2vec2 import PositionalConv, Wav2Vec2
+from carnelian_training.models.wav2vec2_config import Wav2Vec2Config
 from carnelian_training.run_config import load_config, load_run
 from carnelian_training.waveform import WaveformSettings
 from torch.nn import functional as F

@@ -15,7 +15,8 @@ from carnelian_training.models.network import CtcNetwork
 from carnelian_training.models.pretraining import Wav2Vec2Pretraining
 from carnelian_training.models.quartznet import QuartzNet, QuartzNetConfig
 from carnelian_training.models.transformer_xl import TransformerXl, TransformerXlConfig
-from carnelian_training.models.wav2vec2 import Wav2Vec2, Wav2Vec2Config
+from carnelian_training.models.wav2vec2 import Wav2Vec2
+from carnelian_training.models.wav2vec2_config import Wav2Vec2Config
 from carnelian_training.replacement import check_apart, replaced
 from carnelian_training.run_config import RunConfig, model_differences, run_from_dict
 from carnelian_training.weight_files import (

@@ -33,7 +33,7 @@ from carnelian_training.loop_config import (
 from carnelian_training.models.jasper import JasperConfig
 from carnelian_training.models.pretraining import PretrainingConfig
 from carnelian_training.models.quartznet import QuartzNetConfig
-from carnelian_training.models.wav2vec2 import Wav2Vec2Config
+from carnelian_training.models.wav2vec2_config import Wav2Vec2Config
 from carnelian_training.text import LABEL_CHARACTERS
 from carnelian_training.waveform import WaveformSettings
 

@@ -15,7 +15,7 @@ from carnelian_training.config import Config
 from carnelian_training.distributed import Process, find_device
 from carnelian_training.loop.state import State, new_state
 from carnelian_training.models.hourglass import HourglassConfig
-from carnelian_training.models.wav2vec2 import Wav2Vec2Config
+from carnelian_training.models.wav2vec2_config import Wav2Vec2Config
 from torch import Tensor
 from tqdm import tqdm
 

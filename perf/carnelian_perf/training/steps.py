@@ -27,7 +27,7 @@ from carnelian_training.distributed import Process, find_device
 from carnelian_training.loop.optim import build_optimizer
 from carnelian_training.loop.state import State, new_state
 from carnelian_training.models.quartznet import QuartzNet
-from carnelian_training.models.wav2vec2 import Wav2Vec2Config
+from carnelian_training.models.wav2vec2_config import Wav2Vec2Config
 from torch import distributed as dist
 from torch.multiprocessing.spawn import ProcessException, start_processes
 from tqdm import tqdm

@@ -14,7 +14,8 @@ from carnelian_perf.inference import engines
 from carnelian_perf.inference.engines import _in_parts, build_engine
 from carnelian_perf.networks import load_network
 from carnelian_serving.backends.parts import MAX_RUN_ELEMENTS
-from carnelian_training.models.wav2vec2 import Wav2Vec2, Wav2Vec2Config
+from carnelian_training.models.wav2vec2 import Wav2Vec2
+from carnelian_training.models.wav2vec2_config import Wav2Vec2Config
 
 ROOT = Path(__file__).parents[3]
 

@@ -10,7 +10,7 @@ from carnelian_perf.training.hourglass_results import Measurement, Work, render_
 from carnelian_training.config import config_from_dict
 from carnelian_training.distributed import find_device
 from carnelian_training.loop.train import optimise
-from carnelian_training.models.wav2vec2 import Wav2Vec2Config
+from carnelian_training.models.wav2vec2_config import Wav2Vec2Config
 
 MODEL = {"name": "wav2vec2", "conv_channels": [8, 8], "conv_kernels": [10, 8], "conv_strides": [8, 8]}
 MODEL |= {"width": 8, "layers": 4, "heads": 2, "feed_forward": 16, "position_kernel": 8, "position_groups": 2}

@@ -22,7 +22,7 @@ from carnelian_training.foreign.alphabet import Alphabet, fold
 from carnelian_training.foreign.options import NO_SPANS, Options, carry, single
 from carnelian_training.foreign.tensors import num_rows
 from carnelian_training.foreign.wav2vec2_keys import FAIRSEQ, FAIRSEQ_FINE_TUNED, take
-from carnelian_training.models.wav2vec2 import Wav2Vec2Config
+from carnelian_training.models.wav2vec2_config import Wav2Vec2Config
 from carnelian_training.waveform import WaveformSettings
 from carnelian_training.weight_files import CheckpointError
 

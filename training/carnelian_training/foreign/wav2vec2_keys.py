@@ -16,7 +16,7 @@ from carnelian_training.config import Config
 from carnelian_training.foreign.alphabet import Alphabet
 from carnelian_training.foreign.tensors import check_fit, find_mistake, num_rows
 from carnelian_training.models.hourglass import HourglassConfig
-from carnelian_training.models.wav2vec2 import Wav2Vec2Config
+from carnelian_training.models.wav2vec2_config import Wav2Vec2Config
 
 _BODY = {
     "extractor_norm": ("feature_projection.layer_norm", "layer_norm"),

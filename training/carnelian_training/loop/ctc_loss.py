@@ -14,7 +14,7 @@ from carnelian_training.data.span_masks import channel_mask, time_mask
 from carnelian_training.features import FeatureSettings
 from carnelian_training.loop.task import Objective
 from carnelian_training.models.masked import frames_within
-from carnelian_training.models.wav2vec2 import Wav2Vec2Config
+from carnelian_training.models.wav2vec2_config import Wav2Vec2Config
 from carnelian_training.precision import autocast
 
 

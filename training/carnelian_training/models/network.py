@@ -14,9 +14,7 @@ from torch.nn import functional as F
 
 from carnelian_training.models.blocks import StackConfig, initialise
 from carnelian_training.models.masked import FOLD, Mask, MaskedConv, strided
-
-if TYPE_CHECKING:
-    from carnelian_training.models.wav2vec2 import Wav2Vec2Config  # which itself imports this module
+from carnelian_training.models.wav2vec2_config import Wav2Vec2Config
 
 
 @contextmanager
@@ -34,7 +32,7 @@ def evaluating(network: nn.Module) -> Iterator[None]:
 class CtcNetwork(nn.Module):
     """The base class of all recognisers."""
 
-    config: "StackConfig | Wav2Vec2Config"
+    config: StackConfig | Wav2Vec2Config
 
     def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Compute the log-probability of every label at every output frame.

@@ -17,7 +17,8 @@ from torch.nn import functional as F
 
 from carnelian_training.checks import check_at_least_one, check_below_one, check_not_negative, check_positive
 from carnelian_training.models.masked import frames_within, zero_unless
-from carnelian_training.models.wav2vec2 import Wav2Vec2Body, Wav2Vec2Config, initialise
+from carnelian_training.models.wav2vec2 import Wav2Vec2Body, initialise
+from carnelian_training.models.wav2vec2_config import Wav2Vec2Config
 
 
 @dataclass(frozen=True, kw_only=True)
