@@ -166,6 +166,14 @@ def test_a_sound_that_comes_again_is_named_and_left_out(tmp_path, call):
     assert read_manifest(tmp_path / "m.clean.jsonl") == clips[:3]
 
 
+def test_a_line_behind_a_wrong_one_for_the_same_sound_is_kept(tmp_path, call):
+    soundfile.write(tmp_path / "a.wav", np.random.default_rng(0).standard_normal(16000) * 0.1, 16000)
+    clips = [Clip(tmp_path / "a.wav", *line) for line in [(99.0, "too long"), (1.0, "so [noise] okay"), (1.0, "okay")]]
+    write_manifest(tmp_path / "m.jsonl", clips)
+    assert "repeated" not in call(main, "validate", tmp_path / "m.jsonl", "--write")[1]
+    assert read_manifest(tmp_path / "m.clean.jsonl") == clips[2:]
+
+
 def test_a_file_that_cannot_be_read_is_not_repeated(tmp_path, call):
     write_manifest(tmp_path / "m.jsonl", [Clip(tmp_path / "none.wav", 1.0, "a")] * 2)
     assert "defects: 2 unreadable\n" in call(main, "validate", tmp_path / "m.jsonl")[1]

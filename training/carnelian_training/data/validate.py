@@ -131,12 +131,12 @@ def validate(
         report.remarks["of several channels, which are mixed"] += bool(sounds.pop("channels", ""))
         report.remarks["in the manifests of training, too"] += sound in trained
         found = _line_defects(clip, check) | sounds
-        if sound in texts and "unreadable" not in sounds:
+        if sound in texts:
             found["repeated"] = "in an earlier line, too" + (", with another text" if texts[sound] != clip.text else "")
-        texts.setdefault(sound, clip.text)
         report.defects.extend((kind, clip.title, words) for kind, words in found.items())
         if not found:
             report.clean.append(clip)
+            texts[sound] = clip.text
     return report
 
 
