@@ -77,7 +77,8 @@ def test_what_has_no_known_sound_is_refused(text):
     "tag",
     [
         *("[noise]", "[breathes in]", "{uh}", "*coughs*", "(laughs)", "[UNK]", "[[laughs]]"),
-        *("(laughs.)", "(cross-talk)", "* noise *", "*-noise-*", "** noise **", "【breathes in】", "〔noise〕"),
+        *("(laughs.)", "( laughs )", "((noise ))", "(cross-talk)", "* noise *", "*-noise-*", "** noise **"),
+        *("【breathes in】", "〔noise〕"),
         *("\uff08laughs\uff09", "\uff0alaughs\uff0a", "\uff3bnoise\uff3d", "\uff5buh\uff5d"),
     ],
 )
@@ -107,6 +108,13 @@ def test_what_prose_has_in_brackets_is_read_out():
     words = "he came as he said on time and again and in the end left et cetera"
     assert to_labels(text) == words
     assert to_given_labels(text, LABEL_CHARACTERS) == words.replace("et cetera", "etc")
+
+
+@pytest.mark.parametrize(
+    ("text", "labels"), [("verse (12) again", "verse twelve again"), ("the ( 2nd ) time", "the second time")]
+)
+def test_a_number_in_brackets_is_no_tag_once_it_is_spelled_out(text, labels):
+    assert to_labels(text) == to_labels(spell_out(text)) == labels
 
 
 @pytest.mark.parametrize("labels", ["a plain sentence", "it's the boys' room", "o'clock"])

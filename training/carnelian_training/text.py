@@ -67,8 +67,9 @@ _RAISED = re.compile("(?=[\u00b2\u00b3\u00b9\u2070-\u209f\u2460-\u24ff])")
 # (etc.), numbers, and asterisks behind words.
 _TAG = re.compile(
     r"\[[^\[\]\w]*\w[^\[\]]*\]|\{[^{}\w]*\w[^{}]*\}|\*(?:(?<![^\s*]\*)[^*\w]*)?\w[^*]*\*"
-    r"|\((?!(?i:etc)\.)(?=[^\s\d()]*[^\W\d_])[^\s\d()]+\)"
+    r"|\(\s*(?!(?i:etc)\.)(?=[^\s\d()]*[^\W\d_])[^\s\d()]+\s*\)"
 )
+_BRACKETED_NUMBER = re.compile(r"\(\s*([$£€]?\d[^\s()]*)\s*\)")
 _CJK_BRACKETS = str.maketrans("（）［］【】〔〕｛｝＊", "()[][][]{}*")  # noqa: RUF001
 _TELEPHONE_OR_DATE = re.compile(r"(?<!\d)(?:\d{3}-\d{3}-\d{4}|\d{4}-\d\d-\d\d)(?!\d)")
 _SILENT = re.compile(r"[.,;:!?\"“”„«»()\[\]{}_*…\-\u2010-\u2015]+")
@@ -96,6 +97,7 @@ def spell_out(text: str) -> str:
     """
     text = _RAISED.sub("^", text.translate(_APOSTROPHES))  # NFKC would turn "2 squared" into 22
     text = unicodedata.normalize("NFKC", text).translate(_APOSTROPHES)
+    text = _BRACKETED_NUMBER.sub(r" \1 ", text)  # the word for (12) would be taken for a tag
     text = _TELEPHONE_OR_DATE.sub(r"\g<0>^", text)  # said in several ways, so the sentence is refused
     text = _NUMBERED.sub("number ", _ABBREVIATION.sub(_spell_abbreviation, text))
     text = _MINUS.sub("minus ", _TIME.sub(_spell_time, text))
