@@ -24,8 +24,9 @@ Item = TypeVar("Item")
 
 
 def start(function: Callable[[], T]) -> Future[T]:
-    """Call a function in a thread of its own; the future has its result, or what it raises."""
+    """Call a function in a thread of its own, with the caller's context variables; the future has what it gives."""
     future: Future[T] = Future()
+    function = partial(contextvars.copy_context().run, function)  # logs and traces keep what they belong to in it
     threading.Thread(target=_run, args=(function, future), name="carnelian_call", daemon=True).start()
     return future
 
@@ -57,30 +58,31 @@ def outside_main_thread(function: Callable[[], T]) -> T:
     locks locked, or a call without the thread that hears its answer.
     """
     if threading.current_thread() is not threading.main_thread() or sys.is_finalizing():
-        return function()  # before 3.12, a thread would never run at the end of Python
+        return function()  # before 3.12, a thread would never run at the very end of Python
     try:
-        started = [start(partial(contextvars.copy_context().run, function))]  # instrumentation keeps traces in it
-    except RuntimeError:  # from 3.12 on, no thread starts then
+        started = [start(function)]
+    except RuntimeError:  # from 3.12 on, none starts there; in 3.12.0 and 3.12.1, nor where `atexit` calls
         return function()
     return result(started.pop())  # for an error refers to this frame, as to that of `_run`
 
 
 class Workers(Generic[Item, T]):
-    """Threads that call one function on each item; Python does not wait for them, as for those of a ThreadPoolExecutor.
+    """Threads that call one function on each item, with the context variables of the thread that submits it.
 
-    With an executor, a program would hang on Ctrl-C for as long as its calls may take: for ever, if one reads a pipe
-    that nobody writes to. To `start` a thread for each item would cost small clips a good part of their throughput.
+    Python does not wait for them, as it does for those of a ThreadPoolExecutor. With an executor, a program would hang
+    on Ctrl-C for as long as its calls may take: for ever, if one reads a pipe that nobody writes to. To `start` a
+    thread for each item would cost small clips a good part of their throughput.
     """
 
     def __init__(self, function: Callable[[Item], T], num_threads: int) -> None:
         self._function = function
         self._num_threads = num_threads
         self._num_started = 0
-        self._tasks: SimpleQueue[tuple[Future[T], Item] | None] = SimpleQueue()
+        self._tasks: SimpleQueue[tuple[Future[T], contextvars.Context, Item] | None] = SimpleQueue()
 
     def submit(self, item: Item) -> Future[T]:
         future: Future[T] = Future()
-        self._tasks.put((future, item))
+        self._tasks.put((future, contextvars.copy_context(), item))
         if self._num_started < self._num_threads:
             self._num_started += 1
             threading.Thread(target=self._work, name=f"carnelian_{self._num_started}", daemon=True).start()
@@ -93,14 +95,14 @@ class Workers(Generic[Item, T]):
 
     def _work(self) -> None:
         while (task := self._tasks.get()) is not None:
-            future, item = task
+            future, context, item = task
             if not future.set_running_or_notify_cancel():
                 continue
             try:
-                future.set_result(self._function(item))
+                future.set_result(context.run(self._function, item))
             except BaseException as error:
                 future.set_exception(error)
-            del task, future, item  # else an idle thread would hold its last item
+            del task, future, context, item  # else an idle thread would hold its last item
 
 
 def map_in_order(

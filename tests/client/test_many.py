@@ -1,5 +1,7 @@
 """Many clips: order, concurrency, and what fails among them."""
 
+import contextvars
+import logging
 import threading
 import time
 from pathlib import Path
@@ -117,6 +119,27 @@ def test_many_refuses_what_is_no_clip_and_no_concurrency(client):
         list(client.transcribe_many([None]))
     with pytest.raises(ValueError, match="`concurrency` must be at least 1"):
         client.transcribe_many([], concurrency=0)
+
+
+@pytest.mark.parametrize("method", ["transcribe", "transcribe_many", "transcribe_long"])
+def test_calls_keep_the_context_variables_of_their_caller(client, triton, clip, method):
+    """Traces and logs of many clips, and of the pieces of a recording, belonged to no request."""
+    job, seen = contextvars.ContextVar("job", default="none"), []
+    heard = logging.Handler()
+    heard.emit = lambda record: seen.append(job.get())
+    logger = logging.getLogger("carnelian_client")
+    logger.addHandler(heard)
+    logger.setLevel(logging.INFO)
+    try:
+        for name in ("one", "two"):  # each with a retry, which is logged
+            triton.script = [("UNAVAILABLE", "Socket closed")]
+            job.set(name)
+            outcomes = getattr(client, method)([clip] if method == "transcribe_many" else clip)
+            list(outcomes if method == "transcribe_many" else [outcomes])
+    finally:
+        logger.removeHandler(heard)
+        logger.setLevel(logging.NOTSET)
+    assert seen == ["one", "two"]
 
 
 def test_nothing_to_do_is_no_mistake(client):
