@@ -115,13 +115,15 @@ class Transport:
             return
         try:
             closing.start()
-        except RuntimeError:  # from 3.12 on, no thread starts at exit
+        except RuntimeError:  # in 3.12.0 and 3.12.1, no thread starts where `atexit` calls
             self._channel.close()
         else:
             closing.join()
 
     def _answer(self, message: Any, deadline: Deadline) -> Any:
         with self._translated_errors(deadline, message.id):
+            if threading.current_thread() is threading.main_thread():  # no other has started, and `future` needs one
+                return self._stub.ModelInfer(message, timeout=deadline.left_s, metadata=self._metadata)
             call = self._stub.ModelInfer.future(message, timeout=deadline.left_s + LINGER_S, metadata=self._metadata)
             self._in_flight.add(call)
             call.add_done_callback(self._in_flight.discard)

@@ -123,6 +123,32 @@ def test_a_call_at_the_end_of_python_ends(endpoint):
     assert subprocess.check_output(words, text=True, timeout=60).split() == ["True", "True"]
 
 
+@pytest.mark.parametrize("starts_threads", [True, False], ids=["threads", "no threads"])
+def test_a_clip_is_transcribed_as_python_ends(endpoint, wav, starts_threads):
+    """Where no thread starts, as in 3.12.0 and 3.12.1, gRPC's call failed, and its destructor waited for ever."""
+    program = """
+        import atexit
+        import sys
+        import threading
+        from carnelian_client import CarnelianClient
+
+        def refuse(thread):
+            raise RuntimeError("can't create new thread at interpreter shutdown")
+
+        def end():
+            if sys.argv[3] == "False":
+                threading.Thread.start = refuse
+            print(client.transcribe(bytes.fromhex(sys.argv[2])).text)
+            client.close()
+            print("closed", flush=True)
+
+        client = CarnelianClient(sys.argv[1], timeout_s=60)
+        atexit.register(end)
+    """
+    words = [sys.executable, "-c", textwrap.dedent(program), endpoint.url, wav.hex(), str(starts_threads)]
+    assert subprocess.check_output(words, text=True, timeout=60) == f"{len(wav)} bytes\nclosed\n"
+
+
 def test_a_forked_program_leaves_the_block_of_a_client_that_was_called(endpoint, triton, wav, held):
     """Closing the client waited for a call of another thread, which was in the first process alone."""
     triton.answer = held
