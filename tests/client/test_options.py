@@ -5,8 +5,9 @@ from decimal import Decimal
 from fractions import Fraction
 
 import numpy as np
+import pydantic
 import pytest
-from carnelian_client import Alternative, InvalidOption
+from carnelian_client import Alternative, DecodingOptions, InvalidOption
 
 
 def test_options_travel_as_request_parameters(client, triton, wav):
@@ -31,6 +32,15 @@ def test_options_may_be_numbers_of_numpy(client, triton, wav):
 def test_options_may_be_exact_numbers(client, triton, wav, number):
     client.transcribe(wav, lm_weight=number)
     assert triton.requests[0].parameters["lm_weight"].string_param == "0.5"
+
+
+def test_web_frameworks_may_take_options_from_requests():
+    """Before Python 3.12, pydantic refused them, and with it FastAPI."""
+    options = pydantic.TypeAdapter(DecodingOptions)
+    assert options.validate_python({"decoder": "beam", "n_best": "3"}) == {"decoder": "beam", "n_best": 3}
+    assert options.json_schema()["properties"].keys() == DecodingOptions.__annotations__.keys()
+    with pytest.raises(pydantic.ValidationError, match="'greedy', 'beam' or 'ngram'"):
+        options.validate_python({"decoder": "best"})
 
 
 def test_alternatives_are_typed(client, triton, wav, answers):
