@@ -27,7 +27,7 @@ from ._stream import DEFAULT_INTERIM_S, DEFAULT_PAUSE_S, Span, Stream
 from ._types import TLS, Audio, DecodingOptions, Health, Model, Transcript, Utterance
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
+    from typing_extensions import Self, Unpack
 
     from ._stream import Block
     from ._transport import AsyncTransport
@@ -272,7 +272,7 @@ class AsyncCarnelianClient:
         if self._opened is not None:
             await self._opened.close()
 
-    async def __aenter__(self) -> AsyncCarnelianClient:
+    async def __aenter__(self) -> Self:
         self._transport()
         return self
 

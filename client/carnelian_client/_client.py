@@ -33,7 +33,7 @@ from ._stream import DEFAULT_INTERIM_S, DEFAULT_PAUSE_S, Span, Stream
 from ._types import TLS, Audio, DecodingOptions, Health, Model, Request, Transcript, Utterance
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
+    from typing_extensions import Self, Unpack
 
     from ._stream import Block
 
@@ -345,7 +345,7 @@ class CarnelianClient:
         self._closed.set()
         self._transport.close()
 
-    def __enter__(self) -> CarnelianClient:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

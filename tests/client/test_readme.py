@@ -44,10 +44,26 @@ def test_the_example_for_long_recordings_runs(endpoint, tmp_path, monkeypatch, c
     assert 70 > float(words[-1]) > 40
 
 
-def test_the_examples_pass_strict_type_checks(tmp_path):
+SUBCLASSES = """
+from carnelian_client import AsyncCarnelianClient, CarnelianClient
+from typing_extensions import assert_type
+
+class Own(CarnelianClient): ...
+class OwnAsync(AsyncCarnelianClient): ...
+
+async def keep_their_type() -> None:
+    with Own() as own:
+        assert_type(own, Own)
+    async with OwnAsync() as own_async:
+        assert_type(own_async, OwnAsync)
+"""
+
+
+def test_the_examples_and_subclasses_pass_strict_type_checks(tmp_path):
     pages = [README, *sorted((CLIENT / "docs").glob("*.md"))]
     examples = [code for page in pages for code in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)]
     assert len(examples) >= 4
+    (tmp_path / "subclasses.py").write_text(SUBCLASSES)
     for number, code in enumerate(examples):
         inside = f"async def example() -> None:\n{textwrap.indent(code, '    ')}" if "await " in code else code
         (tmp_path / f"example_{number}.py").write_text(inside)
