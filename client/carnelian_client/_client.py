@@ -55,7 +55,8 @@ class CarnelianClient:
             several, such as a headless service's `dns:///carnelian.speech:8001`, are used in turn.
         model: Name of the ensemble, unless a call names another.
         timeout_s: Time for one call, including reading the clip and retries. The server is told of it too. If the
-            clip is a pipe that nobody writes to, the thread that waits for it stays behind.
+            clip is a pipe that nobody writes to, the thread that waits for it stays behind. A disk that hangs is waited
+            for.
         retry: Which failures are tried again, and when.
         tls: How to encrypt the connection; None does not encrypt it.
         headers: Sent with every call, such as the key of Triton's restricted protocols.

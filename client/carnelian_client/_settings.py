@@ -27,6 +27,9 @@ front leaves work for the others."""
 TRITONS_OWN = frozenset({"priority", "sequence_end", "sequence_id", "sequence_start", "timeout"})
 """Request parameters that Triton reads and hides from its models: `timeout=5` would be five microseconds."""
 
+CLIENTS_OWN = frozenset({"api_key", "headers", "metadata", "retry", "tls", "url"})
+"""What a client has for all its calls, and no call has for itself. gRPC's name for headers is metadata."""
+
 OWN_ADDRESS = re.compile(
     r"unix(?:-abstract)?:.+|(?:[a-z0-9+.-]+:/{0,3})?(?:localhost|127\.[\d.]+|\[::1\]):\d+", re.IGNORECASE
 )
@@ -122,6 +125,12 @@ def _parameter(name: str, value: object) -> str | int:
     if name in TRITONS_OWN:
         advice = "; the time for a call is `timeout_s`" if name == "timeout" else ""
         raise InvalidOption(f"an option must be one of the decoder's, but Triton keeps {name!r} for itself{advice}")
+    if name in CLIENTS_OWN:
+        argument = "headers" if name == "metadata" else name
+        raise InvalidOption(
+            f"an option must be one of the decoder's, but {name!r} is the client's, for all its calls; make another "
+            f"client with `{argument}`"
+        )
     try:
         (name + value if isinstance(value, str) else name).encode()
     except UnicodeEncodeError as error:  # a command line may be of any bytes

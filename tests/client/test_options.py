@@ -72,6 +72,9 @@ def test_an_integer_of_any_size_reaches_the_server_which_says_what_is_allowed(cl
     [
         ({"timeout": 5}, "Triton keeps 'timeout' for itself; the time for a call is `timeout_s`"),
         ({"priority": 1}, "Triton keeps 'priority' for itself"),
+        ({"headers": {"a": "b"}}, "'headers' is the client's, for all its calls; make another client with `headers`"),
+        ({"metadata": [("a", "b")]}, "'metadata' is the client's, .* make another client with `headers`"),
+        ({"api_key": "secret"}, "'api_key' is the client's, .* make another client with `api_key`"),
         ({"hotwords": '["caf\udce9"]'}, r"option 'hotwords' must be text in UTF-8, but is '\[\"caf\\udce9"),
         ({"caf\udce9": 1}, r"option 'caf\\udce9' must be text in UTF-8"),
         ({"lm_weight": None}, "'lm_weight' must be a number, .* but is None; leave it out for the default"),
