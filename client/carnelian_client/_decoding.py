@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from ._containers import MIDI_DUMP
 from ._errors import CONVERT_ADVICE, InvalidAudio
 from ._mpeg import SHORT_BLOCK_FRAMES, Uncounted, goes_on, in_memory, is_taken_for_mpeg
 
@@ -43,7 +44,7 @@ _FLAC_MAX_RATE_HZ = 10 * _FLAC_MAX_ANY_RATE_HZ
 
 @contextlib.contextmanager
 def open_audio(data: bytes) -> Iterator[AudioFile]:
-    """Open the bytes of an audio file in any format that libsndfile reads, without tags before it.
+    """Open the bytes of an audio file in any format that libsndfile reads well, without tags before it.
 
     Raises:
         InvalidAudio: libsndfile cannot read the file, now or while the context lasts.
@@ -51,6 +52,8 @@ def open_audio(data: bytes) -> Iterator[AudioFile]:
     """
     import soundfile
 
+    if data.startswith(MIDI_DUMP):
+        raise InvalidAudio(f"a MIDI sample dump is not read; {CONVERT_ADVICE}")
     if is_taken_for_mpeg(data):
         raise InvalidAudio(
             "it begins as an MP3 file does, but no second frame follows; send samples without a header as "

@@ -171,9 +171,17 @@ class Uncounted(Tagged):
         return super().tell() + (self._is_at_end << 40)
 
 
+class InMemory(io.BytesIO):
+    """A file in memory. Of damaged ones, libsndfile seeks places before the beginning; a refusal would be printed."""
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        """Go to a place, at least to the beginning."""
+        return super().seek(max(offset, 0) if whence == io.SEEK_SET else offset, whence)
+
+
 def in_memory(data: bytes) -> io.BufferedIOBase:
     """Return a file in memory for libsndfile to read to its end, of bytes without tags before them."""
-    file = io.BytesIO(data)
+    file = InMemory(data)
     if data[:1] != b"\xff":
         return file
     return Uncounted(file) if counts_no_frames(data) else Tagged(file)

@@ -310,6 +310,22 @@ def test_what_nobody_reads_is_refused_with_advice(tmp_path, encode):
         encode(path)
 
 
+def test_damaged_files_are_refused_in_silence(noise, encode, capfd):
+    """Of an AIFF without samples, libsndfile seeks them before the beginning: Python wrote an error of its own."""
+    with pytest.raises(InvalidAudio, match="libsndfile cannot decode it"):
+        encode(file_of(noise, "AIFF", "PCM_16").replace(b"SSND", b"JUNK"))
+    assert capfd.readouterr() == ("", "")
+
+
+def test_midi_sample_dumps_are_refused(noise, encode, capfd):
+    """libsndfile wrote what damaged ones hold to the standard output, among a command's transcripts."""
+    whole = file_of(noise, "SDS", "PCM_16")
+    for dump in (whole, whole[:40] + bytes(len(whole) - 40)):
+        with pytest.raises(InvalidAudio, match="a MIDI sample dump is not read; convert the file"):
+            encode(dump)
+    assert capfd.readouterr() == ("", "")
+
+
 def test_a_file_of_another_format_without_samples_is_invalid(encode):
     with pytest.raises(InvalidAudio, match="no samples, or none that its header counts; convert"):
         encode(file_of(np.zeros(0), "AU", "PCM_16"))

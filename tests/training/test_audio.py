@@ -54,6 +54,15 @@ def test_a_file_that_libsndfile_cannot_read_is_described_and_to_be_converted(tmp
 
 
 @pytest.mark.parametrize("offset", [None, 1.0])
+def test_a_midi_sample_dump_is_left_out(tmp_path, offset, capfd):
+    """libsndfile wrote what damaged ones hold to the standard output."""
+    soundfile.write(tmp_path / "a.sds", np.zeros(32_000), 16_000, format="SDS")
+    with pytest.raises(RuntimeError, match="is a MIDI sample dump, which is not read; convert it"):
+        encoded(Clip(tmp_path / "a.sds", 2.0, "a", offset=offset))
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("offset", [None, 1.0])
 def test_a_file_that_is_not_there_is_said_to_be_so(tmp_path, offset):
     with pytest.raises(FileNotFoundError, match=r"No such file or directory: .*call\.wav") as error:
         encoded(Clip(tmp_path / "call.wav", 2.0, "a", offset=offset))

@@ -10,7 +10,14 @@ import numpy as np
 import numpy.typing as npt
 import soundfile
 
-from carnelian_training.data.containers import closed, end_of_tag, is_wav_of_mpeg, joined_format, wav_content
+from carnelian_training.data.containers import (
+    MIDI_DUMP,
+    closed,
+    end_of_tag,
+    is_wav_of_mpeg,
+    joined_format,
+    wav_content,
+)
 from carnelian_training.data.manifest import Clip
 from carnelian_training.data.mpeg import (
     SHORT_BLOCK_FRAMES,
@@ -155,6 +162,8 @@ def _repaired(data: bytes) -> bytes:
 def _check_kind(data: bytes) -> None:
     if not data:
         raise RuntimeError("no samples")
+    if data.startswith(MIDI_DUMP):
+        raise RuntimeError("is a MIDI sample dump, which is not read; convert it: `ffmpeg -i in.sds out.flac`")
     if is_taken_for_mpeg(data):
         raise RuntimeError("begins as an MP3 file does, but no second frame follows; raw samples must have a header")
 

@@ -12,6 +12,9 @@ _FLAC_START = re.compile(rb"fLaC[\0\x80]\0\0\x22")
 picture."""
 _OGG_FLAGS = re.compile(rb"OggS\0([\0-\x07])")
 """Matches the beginning of an Ogg page; the group is its flags."""
+MIDI_DUMP = b"\xf0\x7e"
+"""The beginning of a MIDI sample dump. Of damaged ones, libsndfile (1.2.2) writes bytes to the standard output, where
+others may read a program's results, and makes noise."""
 _TAG_HEADER_BYTES = 10
 _MPEG_FORMATS = (b"\x50\0", b"\x55\0")
 """The formats of a WAV file that are MPEG audio: layers I and II, and III."""
