@@ -93,7 +93,7 @@ _WORDINGS = (
     _Wording(
         "unknown model",
         ModelNotFound,
-        "a server has the models that were there when it started; `models()` lists them, as does "
+        "a server has the models that it has loaded, by default as it started; `models()` lists them, as does "
         "`curl -X POST HOST:8000/v2/repository/index`",
     ),
     _Wording(
@@ -128,7 +128,11 @@ _WORDINGS = (
         "a proxy before the server limits the requests; send fewer clips at a time (`concurrency`), or try more often "
         "(`num_attempts`, `--attempts`)",
     ),
-    _Wording("http2 header with status: 50[23]", ConnectError, "a proxy answers, but does not reach the server"),
+    _Wording(
+        "http2 header with status: 50[23]",  # 503 is also what nginx answers beyond a limit, if not told otherwise
+        ConnectError,
+        "a proxy answers, but does not reach the server, or limits the requests",
+    ),
     _Wording(
         "http2 header with status: 504",
         ConnectError,

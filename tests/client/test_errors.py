@@ -207,6 +207,7 @@ def test_a_proxys_limit_of_size_is_said_to_be_one():
     ("status", "words", "kind", "advice"),
     [
         ("UNAVAILABLE", "Received http2 header with status: 429", ServerBusy, "send fewer clips at a time"),
+        ("UNAVAILABLE", "Received http2 header with status: 503", ConnectError, "or limits the requests"),
         ("UNAVAILABLE", "Received http2 header with status: 504", ConnectError, "`grpc_read_timeout`"),
         ("UNKNOWN", "Received http2 header with status: 301", ServerError, "use the port of its TLS in `url`"),
         ("UNKNOWN", "Received http2 header with status: 500", ServerError, "and its log"),
@@ -247,6 +248,7 @@ def test_a_proxy_that_wants_a_client_certificate_is_said_to_be_one():
 
 def test_an_unknown_model_is_advised_on_at_a_shell_too():
     message = error_from_answer("NOT_FOUND", "Request for unknown model: 'm' is not found").message
+    assert "a server has the models that it has loaded, by default as it started" in message
     assert message.endswith("lists them, as does `curl -X POST HOST:8000/v2/repository/index`")
 
 
