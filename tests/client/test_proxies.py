@@ -14,7 +14,7 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
-from carnelian_client import TLS, CarnelianClient, ServerError
+from carnelian_client import TLS, AccessDenied, CarnelianClient, ServerBusy, ServerError
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 SCRIPT = runpy.run_path(str(Path(__file__).parents[2] / "serving" / "docs" / "proxies.py"))
@@ -123,6 +123,29 @@ def test_web_pages_may_call_with_the_lines_of_the_page(server, wav, tmp_path):
                 assert "inference-header-content-length" in answer.headers["Access-Control-Allow-Headers"]
                 body = answer.read()
         assert b"TRANSCRIPT" in body
+
+
+def test_each_caller_has_a_share_with_the_lines_of_the_page(server, tmp_path):
+    skip_without("nginx")
+    marks = r"# (?=map|limit_req_zone|if \(\$caller)"
+    proxy = SCRIPT["Proxy"]("nginx", (server, server), tmp_path, without=marks)
+    configuration = proxy.file.read_text()
+    assert "rate=20r/s" in configuration
+    assert " burst=40;" in configuration
+    proxy.file.write_text(configuration.replace("rate=20r/s", "rate=1r/m").replace(" burst=40;", ";"))
+
+    def ask(key):
+        with CarnelianClient(f"localhost:{proxy.port}", tls=TLS(ca_path=proxy.certificate), api_key=key) as client:
+            return client.is_ready()
+
+    with proxy:
+        assert ask("KEY-A")
+        with pytest.raises(ServerBusy, match="limits the requests"):
+            ask("KEY-A")
+        assert ask("KEY-B")
+        for key in ("KEY-C", None):
+            with pytest.raises(AccessDenied, match="if it wants a key"):
+                ask(key)
 
 
 def test_the_script_ends_if_an_event_cannot_be_made(proxy, server):
