@@ -35,18 +35,21 @@ def test_a_graph_that_gives_no_numbers_is_refused(tmp_path, network):
 
 
 @pytest.mark.parametrize(
-    ("tensor", "message"), [(0, r"must be within 0\.001 of .* by 0\.0\d+"), (1, "LOG_PROB_LENGTH must be")]
+    ("num_clips", "row", "tensor"),
+    [(1, 0, 0), (1, 0, 1), (2, 0, 0), (2, 1, 0), (len(parity.SHAPES), 1, 0), (len(parity.SHAPES), 1, 1)],
 )
-def test_a_single_wrong_number_is_refused(tmp_path, network, tensor, message):
+def test_a_single_wrong_number_in_batches_of_one_size_is_refused(tmp_path, network, num_clips, row, tensor):
     onnx.save(export_ragged(network), tmp_path / "model.onnx")
     session = parity.open_graph(tmp_path / "model.onnx")
 
     def score(clips, lengths):
         answer = [values.copy() for values in parity.run(session, clips, lengths)]
-        answer[tensor].flat[0] += (0.05, 1)[tensor]
+        if len(clips) == num_clips:
+            answer[tensor][row].flat[0] += (0.05, 1)[tensor]
         return tuple(answer)
 
-    with pytest.raises(ParityError, match=message):
+    message = (r"must be within 0\.001 of .* by 0\.0\d+", "LOG_PROB_LENGTH must be")
+    with pytest.raises(ParityError, match=message[tensor]):
         parity.compare(score, network, "fp32", "the graph")
 
 
