@@ -81,7 +81,9 @@ def test_a_share_without_clips_adds_nothing(without_dropout, changed):
 
 
 @pytest.mark.parametrize(
-    "spans", [{}, {"time_probability": 0.5, "channel_probability": 0.2}], ids=["no masks", "masks"]
+    "spans",
+    [{}, {"time_probability": 0.5}, {"channel_probability": 0.5, "channel_length": 4}],
+    ids=["no masks", "masks of frames", "masks of channels"],
 )
 def test_wav2vec2_sees_two_views_as_well(batch, spans):
     tree = {

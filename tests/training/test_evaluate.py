@@ -17,7 +17,7 @@ from carnelian_training.config import config_from_dict
 from carnelian_training.data.manifest import Clip, read_manifest, warn_of_characters, write_manifest
 from carnelian_training.evaluation import served
 from carnelian_training.evaluation.comparison import Measured, Row, compare, render_comparison
-from carnelian_training.evaluation.error_rates import Evaluation, render, render_mistakes
+from carnelian_training.evaluation.error_rates import Evaluation, count_errors, render, render_mistakes
 from carnelian_training.evaluation.evaluate import evaluate
 from carnelian_training.precision import allow_tf32, full_precision
 
@@ -104,6 +104,7 @@ def test_mistakes_are_aligned_and_counted(heard):
     rates = heard.error_rates()
     assert (rates.words, rates.substitutions, rates.deletions, rates.insertions) == (7, 1, 1, 2)
     assert rates.wer == pytest.approx(4 / 7)
+    assert rates.cer == pytest.approx((1 + 4 + 5 + 2) / 27)
     mistakes = heard.mistakes(2)
     assert mistakes.substitutions == [(("two", "too"), 1)]
     assert mistakes.deletions == [("one", 1)]
@@ -112,6 +113,11 @@ def test_mistakes_are_aligned_and_counted(heard):
     table = render_mistakes(heard, 3).splitlines()
     assert table[:3] == ["substitutions 1, deletions 1, insertions 2", "     1  two -> too", "     1  one -> (nothing)"]
     assert "  heard      four five" in table
+
+
+@pytest.mark.parametrize(("transcript", "errors"), [("a c b d", 2), ("a c", 1), ("a", 1), ("a\tb", 0)])
+def test_word_errors_are_insertions_substitutions_and_deletions(transcript, errors):
+    assert count_errors("a b", transcript) == errors
 
 
 def test_mistakes_are_of_characters_where_there_are_no_words():

@@ -170,6 +170,11 @@ def test_frozen_stages_stay_as_they_are_until_their_step(tiny_config, source, tm
         assert changed == [stage == 2, stage > 0], name
 
 
+def test_stages_are_frozen_in_the_steps_before_the_one_named(tiny_config, source):
+    config = with_init(tiny_config, source, freeze=(FreezeConfig(stages="body", until_step=3),))
+    assert [finetune.frozen_stages(config, step) for step in (2, 3)] == [{0, 1}, set()]
+
+
 def test_lower_stages_learn_more_slowly(tiny_config, source):
     config = with_init(tiny_config, source, stage_lr_decay=0.5)
     model = checkpoint.build_model(config)

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from carnelian_training.cli import main
-from carnelian_training.ctc import Decoder, Options
+from carnelian_training.ctc import Alternative, Decoder, Options
 from carnelian_training.data.manifest import read_manifest, write_manifest
 from carnelian_training.language_models import weights
 from carnelian_training.language_models.weights import (
@@ -138,13 +138,28 @@ def test_weights_come_with_the_language_models_that_they_were_chosen_for(tmp_pat
         read_weights(path, None, None)
 
 
-def test_a_lucky_point_is_no_better_than_a_good_neighbourhood():
+def test_a_reading_has_its_words_those_that_are_unknown_and_its_errors(arpa):
+    decoder, readings = Decoder(LABELS, 0.02, language_model=arpa), Readings("a ab")
+    readings.add([Alternative("a bb", -3.0, acoustic=-2.0, language=-1.0, hotwords=0.0)], decoder, rescore=False)
+    ngram, _ = decoder.language_model.rate("a bb")
+    assert readings.rows == {"a bb": (-2.0, ngram, 0.0, 2, 1, 1)}
+
+
+@pytest.mark.parametrize(
+    ("errors", "best"),
+    [
+        ({0.0: 10, 0.25: 0, 0.35: 10, 0.85: 1, 1.25: 10}, 1.0),
+        ({0.0: 10, 0.35: 9, 1.25: 10}, 0.5),  # the first whose neighbours have no more than 9
+    ],
+    ids=["lucky", "at the edge"],
+)
+def test_a_lucky_point_is_no_better_than_a_good_neighbourhood(errors, best):
     # Of the straight lines that the readings' scores are over the weight, each is the highest from somewhere on.
     readings, score = Readings("a"), 0.0
-    for slope, (begins, wrong) in enumerate([(0.0, 10), (0.25, 0), (0.35, 10), (0.85, 1), (1.25, 10)]):
+    for slope, (begins, wrong) in enumerate(errors.items()):
         score -= begins
         readings.rows[str(slope)] = (score, 0.0, float(slope), 0, 0, wrong)
-    assert weights._best_point([readings], RESCORING_GRID, Options(decoder="beam")) == {"rescore_weight": 1.0}
+    assert weights._best_point([readings], RESCORING_GRID, Options(decoder="beam")) == {"rescore_weight": best}
 
 
 def test_words_have_a_score_of_their_own_beside_n_grams_alone():
@@ -152,6 +167,14 @@ def test_words_have_a_score_of_their_own_beside_n_grams_alone():
     for decoder, expected in (("ngram", 0), ("beam", 1)):
         options = Options(decoder=decoder, word_score=2.0)
         scores = np.array([wordy, acoustic])[:, :-1] @ weights._weights(options, rescore=True)
+        assert scores.argmax() == expected
+
+
+def test_unknown_words_have_a_score_of_their_own():
+    unknown, acoustic = (1.0, 0.0, 0.0, 1, 1, 1), (0.0, 0.0, 0.0, 1, 0, 0)
+    for unknown_score, expected in ((0.0, 0), (-2.0, 1)):
+        options = Options(decoder="ngram", unknown_score=unknown_score)
+        scores = np.array([unknown, acoustic])[:, :-1] @ weights._weights(options, rescore=False)
         assert scores.argmax() == expected
 
 

@@ -57,18 +57,26 @@ def test_the_rate_of_a_small_batch_falls_as_that_of_a_large_one_does(rates, tiny
     assert small == pytest.approx([rate / 20 for rate in large])
 
 
-def test_novograd_follows_the_papers_algorithm():
+@pytest.mark.parametrize("eps", [0.0, 0.5])
+def test_novograd_follows_the_papers_algorithm(eps):
     parameter = nn.Parameter(torch.tensor([3.0, -4.0]))
-    optimizer = NovoGrad([parameter], lr=0.1, betas=(0.9, 0.25), weight_decay=0.5, eps=0.0)
+    optimizer = NovoGrad([parameter], lr=0.1, betas=(0.9, 0.25), weight_decay=0.5, eps=eps)
     expected, momentum, second = parameter.detach().clone(), torch.zeros(2), None
     for gradient in (torch.tensor([1.0, 2.0]), torch.tensor([-2.0, 0.5])):
         parameter.grad = gradient.clone()
         optimizer.step()
         squared = gradient.square().sum()
         second = squared if second is None else 0.25 * second + 0.75 * squared
-        momentum = 0.9 * momentum + gradient / second.sqrt() + 0.5 * expected
+        momentum = 0.9 * momentum + gradient / (second.sqrt() + eps) + 0.5 * expected
         expected = expected - 0.1 * momentum
         torch.testing.assert_close(parameter.detach(), expected)
+
+
+def test_novograd_leaves_a_parameter_without_a_gradient_where_it_is():
+    parameter = nn.Parameter(torch.tensor([3.0, -4.0]))
+    parameter.grad = torch.zeros(2)
+    NovoGrad([parameter], lr=0.1, betas=(0.9, 0.25), weight_decay=0.0).step()
+    assert parameter.tolist() == [3.0, -4.0]
 
 
 class PerTensorNovoGrad(NovoGrad):
@@ -133,6 +141,14 @@ def test_adamw_does_not_decay_norms_and_biases(tiny_config, changed):
     assert {p.ndim for p in plain["params"]} == {1}
     assert plain["weight_decay"] == 0.0
     assert len(decayed["params"]) + len(plain["params"]) == len(list(model.parameters()))
+
+
+def test_novograd_decays_norms_and_biases_too(tiny_config, changed):
+    config = changed(tiny_config, optimizer={"name": "novograd", "weight_decay": 0.3})
+    model = build_model(config)
+    (decayed,) = build_optimizer(config, model, CPU).param_groups
+    assert decayed["weight_decay"] == 0.3
+    assert len(decayed["params"]) == len(list(model.parameters()))
 
 
 @pytest.fixture
