@@ -1,3 +1,4 @@
+import itertools
 from dataclasses import replace
 from pathlib import Path
 
@@ -66,10 +67,21 @@ def test_a_logistic_function_is_found_again():
     assert fit_logistic(x, y) == pytest.approx((0.7, -1.0), abs=0.1)
 
 
-def test_words_that_are_all_right_do_not_run_away():
-    scale, offset = fit_logistic(np.array([1.0, 2.0, 3.0]), np.ones(3))
-    assert 0 < scale < 5
-    assert 0 < offset < 5
+@pytest.mark.parametrize("y", [[1.0, 1.0, 1.0], [0.0, 0.0, 0.0], [0.0, 1.0, 0.0]])
+def test_of_few_words_scale_and_offset_are_kept_by_their_prior(y):
+    x = np.array([1.0, 2.0, 3.0])
+
+    def loss(weights):
+        right = 1 / (1 + np.exp(-(weights[0] * x + weights[1])))
+        return -np.log(np.where(y, right, 1 - right)).sum() + ((weights - [1, 0]) ** 2).sum() / 2
+
+    found = np.array(fit_logistic(x, np.array(y)))
+    around = itertools.product((-1e-3, 0, 1e-3), repeat=2)
+    assert all(loss(found) <= loss(found + step) for step in around)  # it is convex, so it is not lower anywhere
+
+
+def test_without_words_confidences_stay_as_they_are():
+    assert fit_logistic(np.zeros(0), np.zeros(0)) == (1.0, 0.0)
 
 
 def test_the_curve_and_its_error(tmp_path):
@@ -78,6 +90,8 @@ def test_the_curve_and_its_error(tmp_path):
     assert row.calibration_error == pytest.approx(0.5 * 0.45 + 0.5 * 0.15)
     assert (row.start_error_ms, row.end_error_ms, row.timed_words) == (100.0, 0.0, 10)
     assert [point.words for point in row.curve] == [10, 10]
+    certain = rate([*words, heard(1.0, True)], "greedy", False)
+    assert [point.words for point in certain.curve] == [10, 11]
     draw([replace(row, decoder=name) for name in DECODERS], tmp_path / "curve.png")
     assert (tmp_path / "curve.png").stat().st_size > 1000
 

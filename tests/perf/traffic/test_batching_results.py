@@ -22,6 +22,7 @@ def test_summary_takes_medians_of_rounds_and_sums_batches(measurement):
     assert buckets.latency_ms == pytest.approx((200, 400, 400))
     assert buckets.batches.sizes == {1: 6, 2: 3}
     assert buckets.batches.mean_size == pytest.approx(12 / 9)
+    assert buckets.batches.percentages == [50, 50]
     assert (buckets.batches.padding_ratio, buckets.acoustic_ms_per_clip, buckets.cpu_ms_per_clip) == (1.5, 50, 100)
 
 

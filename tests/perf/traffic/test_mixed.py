@@ -3,6 +3,7 @@
 import dataclasses
 import io
 import itertools
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -86,6 +87,13 @@ def test_rate_is_the_highest_within_the_target_in_the_median_round(measurement):
     assert ours.batches.padding_ratio == 1.5
     assert ours.batches.mean_size == pytest.approx(4 / 3)
     assert (theirs.rate_per_s, theirs.latency_ms) == (0.0, None)
+    assert summarise(dataclasses.replace(measurement, runs=measurement.runs[::-1])) == [ours, theirs]
+
+
+def test_of_two_rounds_the_lower_rate_is_the_median(measurement):
+    runs = [run for run in measurement.runs if run.round < 3]
+    ours, _ = summarise(dataclasses.replace(measurement, runs=runs))
+    assert (ours.rates_per_s, ours.rate_per_s) == ([8.0, 6.0], 6.0)
 
 
 def test_batches_and_padding_are_those_at_the_rates_that_met_the_target(measurement):
@@ -193,11 +201,13 @@ def test_a_clip_that_says_something_else_in_another_run_is_named():
 def test_arrivals_are_poisson_and_the_same_each_time():
     times = draw_arrivals(50.0, 2000, seed=1)
     assert times == draw_arrivals(50.0, 2000, seed=1) == sorted(times)
+    assert times != draw_arrivals(50.0, 2000, seed=2)
     gaps = [late - early for early, late in itertools.pairwise(times)]
     assert sum(gaps) / len(gaps) == pytest.approx(1 / 50, rel=0.01)
     for seed in range(20):  # a few are as fast as many: with the gap that follows them, they take what they should
         assert 1.0 < draw_arrivals(50.0, 64, seed)[-1] < 64 / 50
     assert sum(gap > 1 / 50 for gap in gaps) / len(gaps) == pytest.approx(0.368, abs=0.04)
+    assert statistics.stdev(gaps) * 50 == pytest.approx(1, abs=0.1)
 
 
 def test_client_padding_is_silence_to_multiples_of_ten_seconds():
