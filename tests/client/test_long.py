@@ -4,6 +4,7 @@ import asyncio
 import io
 import json
 import signal
+import threading
 import warnings
 
 import numpy as np
@@ -209,6 +210,12 @@ def test_silence_between_words_adds_nothing_to_the_text(client, triton, flac, an
     assert transcript.confidence == 0.9
 
 
+@pytest.mark.parametrize("rescored", [False, True])
+def test_one_piece_that_was_rescored_makes_the_transcript_so(client, triton, flac, answers, rescored):
+    triton.script = [answers("a"), answers("b", rescored=rescored), answers("")]
+    assert client.transcribe_long(flac, concurrency=1).rescored == rescored
+
+
 def test_silence_alone_has_the_confidence_of_its_pieces(client, triton, flac, answers):
     triton.script = [answers("", confidence=confidence) for confidence in (0.1, 0.2, 0.6)]
     transcript = client.transcribe_long(flac, concurrency=1)
@@ -320,6 +327,22 @@ def test_asyncio_gives_the_same(endpoint, client, flac, heard_s):
     transcript = asyncio.run(run())
     assert transcript.words == client.transcribe_long(flac, longest_piece_s=50).words
     assert len(heard_s) == 4
+
+
+def test_asyncio_sends_as_many_pieces_at_a_time_as_it_is_told(endpoint, triton, make_result):
+    all_there = threading.Barrier(10, timeout=30)
+
+    def meet(request, context):
+        all_there.wait()
+        return make_result("met")
+
+    async def run():
+        async with AsyncCarnelianClient(endpoint.url, timeout_s=60) as asynchronous:
+            silence = np.zeros(46 * RATE, np.int16), RATE
+            return await asynchronous.transcribe_long(silence, longest_piece_s=5, concurrency=10)
+
+    triton.answer = meet
+    assert asyncio.run(run()).text == " ".join(["met"] * 10)
 
 
 def test_the_command_cuts_files_with_long(call, endpoint, flac, tmp_path, heard_s):

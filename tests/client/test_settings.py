@@ -34,6 +34,7 @@ NO_RETRY = RetryPolicy(num_attempts=1)
         ({"api_key": "secret\n"}, "`api_key`, sent as 'authorization' must have .* strip a key"),
         ({"api_key": ""}, "`api_key` must be a key, but is empty"),
         ({"headers": {"a b": "c"}}, "header 'a b'"),
+        ({"headers": {"Authorization": "secret\n"}}, "^header 'authorization' must have .* strip a key"),
         ({"headers": {"X-Key": "a", "x-key": "b"}}, "each header once, in whatever case, but has X-Key, x-key"),
         ({"headers": {"trace-bin": "c"}}, "header .trace-bin. must .* not ending in -bin"),
         ({"headers": {"Authorization": "Basic x"}, "api_key": "k"}, "choose one"),
