@@ -3,13 +3,14 @@
 In: a manifest of real clips. Out: WAV files in memory, 16 kHz mono, and the order in which a round sends them.
 """
 
+import contextlib
 import io
 import math
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -49,7 +50,7 @@ def cut_clips(manifest: Path, num_clips: int = NUM_CLIPS) -> list[WavClip]:
     """Join a manifest's clips and cut them into clips whose durations are drawn from a log-normal distribution.
 
     Raises:
-        ValueError: the manifest has no clips.
+        ValueError: the manifest has no clips, or one cannot be read.
     """
     speech = read_speech(manifest)
     rng = random.Random(SEED)
@@ -66,33 +67,44 @@ def load_clips(manifest: Path) -> list[WavClip]:
     """Load :data:`NUM_CLIPS` whole clips of a manifest (all, if it has fewer), drawn with a fixed seed.
 
     Raises:
-        ValueError: the manifest has no clips of at most 60 s.
+        ValueError: the manifest has no clips of at most 60 s, or one cannot be read.
     """
     paths = _servable(manifest)
     chosen = random.Random(SEED).sample(paths, min(NUM_CLIPS, len(paths)))
-    return [encode_clip(read_clip(path)) for path in chosen]
+    return [encode_clip(_read(path, manifest)) for path in chosen]
+
+
+def check_clips(manifest: Path) -> None:
+    """Open each clip of a manifest: what is not there must be found before an export or a measurement takes minutes.
+
+    Raises:
+        ValueError: the manifest has no clips of at most 60 s, or one cannot be opened.
+    """
+    for path in _servable(manifest):
+        with _opened(path, manifest):
+            pass
 
 
 def read_speech(manifest: Path, enough_s: float = math.inf) -> npt.NDArray[np.float32]:
     """Read and join the clips of a manifest, as [samples], 16 kHz mono; stop once they last `enough_s` seconds.
 
     Raises:
-        ValueError: the manifest has no clips of at most 60 s, or those have no samples.
+        ValueError: the manifest has no clips of at most 60 s, one cannot be read, or they have no samples.
     """
     clips, num_samples = [], 0
     for path in _servable(manifest):
         if num_samples < enough_s * SAMPLE_RATE_HZ:
-            clips.append(read_clip(path))
+            clips.append(_read(path, manifest))
             num_samples += len(clips[-1])
     if not num_samples:
         raise ValueError(f"a manifest must name clips that have samples, but those of {manifest} have none")
     return np.concatenate(clips)
 
 
-def read_clip(file: Path | BinaryIO) -> npt.NDArray[np.float32]:
+def read_clip(sound: soundfile.SoundFile) -> npt.NDArray[np.float32]:
     """Read a sound file as [samples], 16 kHz mono."""
-    samples, rate = soundfile.read(file, dtype="float32", always_2d=True)
-    mono: npt.NDArray[np.float32] = soxr.resample(samples.mean(axis=1), rate, SAMPLE_RATE_HZ)
+    samples = sound.read(dtype="float32", always_2d=True)
+    mono: npt.NDArray[np.float32] = soxr.resample(samples.mean(axis=1), sound.samplerate, SAMPLE_RATE_HZ)
     return mono
 
 
@@ -120,3 +132,25 @@ def _servable(path: Path) -> list[Path]:
     if not paths:
         raise ValueError(f"a manifest must name at least one clip of at most {LIMIT_S:g} s, but {path} has none")
     return paths
+
+
+def _read(path: Path, manifest: Path) -> npt.NDArray[np.float32]:
+    with _opened(path, manifest) as sound:
+        return read_clip(sound)
+
+
+@contextlib.contextmanager
+def _opened(path: Path, manifest: Path) -> Iterator[soundfile.SoundFile]:
+    try:
+        # Python says why a file cannot be opened; libsndfile only says "System error". By number: a name in .raw would
+        # decide how the file is read.
+        with path.open("rb", buffering=0) as file, soundfile.SoundFile(file.fileno(), closefd=False) as sound:
+            yield sound
+            return
+    except OSError as error:
+        reason = error.strerror
+    except soundfile.LibsndfileError as error:
+        reason = error.error_string
+    raise ValueError(
+        f"{manifest} must name sound files that can be read, but {path} cannot be: {reason}; mend or drop its line"
+    )

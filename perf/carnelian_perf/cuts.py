@@ -32,7 +32,7 @@ def cut_equal(manifest: Path, duration_s: float, num_clips: int, file_format: st
     reaches past the end of the speech goes on at its beginning. `file_format` is flac or wav.
 
     Raises:
-        ValueError: the manifest has no clips.
+        ValueError: the manifest has no clips, or one cannot be read.
     """
     speech = read_speech(manifest, num_clips * duration_s)
     samples = round(duration_s * SAMPLE_RATE_HZ)

@@ -15,11 +15,19 @@ if TYPE_CHECKING:
     from carnelian_perf.raw_file import Traffic
 
 
+def check_manifest(manifest: Path) -> None:
+    """Refuse a manifest that is not there, or a clip of which cannot be opened."""
+    check_file("--manifest", manifest)
+    from carnelian_perf.clips import check_clips
+
+    check_clips(manifest)
+
+
 def check_model_and_clips(repository: Path, model: str, manifest: Path | None) -> None:
-    """Refuse a recogniser or a manifest that is not there."""
+    """Refuse a recogniser, a manifest or a clip that is not there."""
     from carnelian_perf.repository import WrongModelError, check_model
 
-    check_file("--manifest", manifest or DEMO_MANIFEST)
+    check_manifest(manifest or DEMO_MANIFEST)
     try:
         check_model(repository, model)
     except WrongModelError as error:
@@ -47,13 +55,13 @@ def served_repository(
 ) -> Iterator[tuple[Path, str]]:
     """Yield the repository and the recogniser under test: the given ones, or an export with random weights.
 
-    Files that do not exist are refused first, the manifest included, because an export takes minutes.
+    Files that do not exist are refused first, the manifest and its clips included, because an export takes minutes.
     """
     if random_weights is None:
         check_model_and_clips(repository, model, manifest)
         yield repository, model
         return
-    check_file("--manifest", manifest or DEMO_MANIFEST)
+    check_manifest(manifest or DEMO_MANIFEST)
     from carnelian_perf.networks import export_random
 
     with tempfile.TemporaryDirectory(prefix="carnelian-perf-") as scratch:

@@ -136,6 +136,17 @@ def test_what_is_not_there_is_refused_before_an_export(command, tmp_path, call, 
     assert (status, "--manifest must be a file, but nowhere.jsonl is not there" in err) == (2, True), err
 
 
+@pytest.mark.parametrize("command", ["infer", "batching", "mixed", "tune", "overhead", "first-request", "memory"])
+def test_a_missing_clip_is_refused_before_anything_is_loaded(command, call, tmp_path, write_rows):
+    there = {"audio_filepath": str(ROOT / "demo/clips/harbour.flac"), "duration": 4.5}
+    manifest = write_rows(tmp_path / "clips.jsonl", [there, {"audio_filepath": "gone.wav", "duration": 1}])
+    source = [ROOT / DEMO] if command == "infer" else ["--repository", ROOT / "model_repository"]
+    status, _, err = call(main, command, *source, "--manifest", manifest, "--out", tmp_path / "raw.json")
+    told = f"carnelian-perf: {manifest} must name sound files that can be read, but {tmp_path / 'gone.wav'} cannot be"
+    assert (status, err.startswith(told)) == (1, True), err
+    assert not (tmp_path / "raw.json").exists()
+
+
 @pytest.mark.parametrize("command", ["mixed", "tune", "overhead", "first-request"])
 def test_what_cannot_be_written_by_default_is_refused_before_an_export(command, tmp_path, call, monkeypatch):
     monkeypatch.setattr(networks, "export_random", lambda *_: pytest.fail("exported"))

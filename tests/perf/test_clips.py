@@ -3,9 +3,10 @@ import json
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 import soundfile
-from carnelian_perf.clips import LONGEST_S, SHORTEST_S, cut_clips, load_clips, shuffle_order
+from carnelian_perf.clips import LONGEST_S, SHORTEST_S, check_clips, cut_clips, load_clips, shuffle_order
 
 MANIFEST = Path(__file__).parents[2] / "demo/clips/manifest.jsonl"
 
@@ -44,6 +45,28 @@ def test_clips_without_samples_are_refused(tmp_path):
         ValueError, match=r"must name clips that have samples, but those of .*manifest\.jsonl have none"
     ):
         cut_clips(path)
+
+
+@pytest.mark.parametrize("read", [check_clips, cut_clips, load_clips])
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("gone.wav", "No such file"), ("text.wav", "Format not recognised"), ("folder", "Is a directory")],
+)
+def test_a_clip_that_cannot_be_read_is_named_with_its_manifest(tmp_path, write_rows, read, name, words):
+    (tmp_path / "text.wav").write_text("no sound")
+    (tmp_path / "folder").mkdir()
+    manifest = write_rows(tmp_path / "clips.jsonl", [{"audio_filepath": name, "duration": 1}])
+    with pytest.raises(
+        ValueError, match=f"{manifest} must name sound .* but {tmp_path / name} cannot be: {words}.*mend"
+    ):
+        read(manifest)
+
+
+def test_a_clip_is_read_whatever_its_name(tmp_path, write_rows):
+    soundfile.write(tmp_path / "sound.raw", np.zeros(800), 8_000, format="WAV")
+    manifest = write_rows(tmp_path / "clips.jsonl", [{"audio_filepath": "sound.raw", "duration": 0.1}])
+    check_clips(manifest)
+    assert [clip.duration_s for clip in load_clips(manifest)] == [0.1]
 
 
 def test_missing_manifest_is_named(tmp_path):

@@ -85,13 +85,14 @@ def measure(config: Config, network: CtcNetwork, calibration: Path, manifest: Pa
     origin = describe_origin()
     clips = clips_to_evaluate(manifest)
     check_others(read_manifest(calibration), clips)
+    # Before anything is timed: threads that read ahead would be counted for the form that runs. Before the graphs are
+    # made, too, which takes longer: a clip may not be there.
+    inputs = load_features(clips, config)
     decoder = build_decoder(config)
     graphs = (export_ragged(network), quantise(network, read_features(calibration, config).calibration))
     # One thread: the CPU clock of a process counts a pool's threads late, and also their spinning after the work.
     sessions = [open_session(graph, ON_CPU, threads=1) for graph in graphs]
     pairs = []
-    # Read all clips before the first is timed: threads that read ahead would be counted for the form that runs.
-    inputs = load_features(clips, config)
     for session in sessions:
         run(session, inputs[:1], [inputs[0].shape[-1]])  # warms up
     for number, (clip, features) in enumerate(zip(clips, inputs, strict=True)):

@@ -15,6 +15,7 @@ from typing import Literal
 import jiwer
 import numpy as np
 import numpy.typing as npt
+import soundfile
 from carnelian_training import ctc
 from carnelian_training.config import Config
 from carnelian_training.ctc.calibration import log_odds
@@ -141,7 +142,8 @@ def align(clip: Clip) -> Times | None:
     """Find start and end of each reference word in seconds by PocketSphinx; None if it lacks a word or an alignment."""
     import pocketsphinx
 
-    sound = read_clip(io.BytesIO(encoded(clip).tobytes()))  # only the clip, if it is a part of a file
+    with soundfile.SoundFile(io.BytesIO(encoded(clip).tobytes())) as file:  # only the clip, if it is a part of a file
+        sound = read_clip(file)
     samples = np.rint(sound * 2**15).clip(-(2**15), 2**15 - 1).astype(np.int16)
     words = clip.text.split()
     decoder = pocketsphinx.Decoder(samprate=SAMPLE_RATE_HZ, loglevel="FATAL")

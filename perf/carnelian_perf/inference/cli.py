@@ -17,7 +17,6 @@ from carnelian_perf.options import (
     PublishedPrecision,
     SpeechManifest,
     check_checkpoint,
-    check_file,
     check_words,
     choose_published,
     counts_of,
@@ -27,6 +26,7 @@ from carnelian_perf.options import (
     raw_file_path,
 )
 from carnelian_perf.output import record
+from carnelian_perf.subject import check_manifest
 
 app = typer.Typer()
 
@@ -70,7 +70,7 @@ def infer(
 
     chosen = published_table(model, published_machine, published_precision)
     choose_published(chosen)  # refuses what is not there before anything is measured
-    check_file("--manifest", manifest)
+    check_manifest(manifest)
     names = list(DEFAULTS) if engines is None else engines.split(",")
     check_words("--engines", names, TITLES)
     durations_s, sizes = durations_of(durations), counts_of("--batches", batches)

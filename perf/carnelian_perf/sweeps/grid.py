@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from carnelian_perf.clips import LIMIT_S, MOST_CUTS, SHORTEST_CUT_S
+from carnelian_perf.clips import LIMIT_S, MOST_CUTS, SHORTEST_CUT_S, check_clips
 
 HomePath = Annotated[Path, Field(strict=False), AfterValidator(Path.expanduser)]
 """A path. It is not strict because YAML has only strings."""
@@ -218,10 +218,11 @@ def read_grid(path: Path) -> Grid:
 
 
 def check_files(grid: Grid) -> None:
-    """Check that the files that a grid names exist.
+    """Check that the files that a grid names exist, and the clips of its manifest.
 
     Raises:
         GridError: A file does not exist; the message names the key.
+        ValueError: The manifest has no clips of at most 60 s, or one cannot be opened; the message names both.
     """
     files = {f"models.{name}.random_weights": path for name, path in grid.random_weights.items()}
     for key, path in {"manifest": grid.manifest, **files}.items():
@@ -231,6 +232,7 @@ def check_files(grid: Grid) -> None:
             raise GridError(f"`{key}` of the grid must be a file, but there is none at {path.absolute()}{which}")
     if grid.server is None and not files and not grid.repository.is_dir():
         raise GridError(f"`repository` of the grid must be a folder, but there is none at {grid.repository.absolute()}")
+    check_clips(grid.manifest)
 
 
 def check_same_subject(grid: Grid, earlier: Grid) -> None:

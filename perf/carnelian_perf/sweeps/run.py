@@ -38,9 +38,9 @@ def run_grid(grid: Grid, out: Path, retry: bool = False) -> list[Result]:
         PerfAnalyzerError: there is no perf_analyzer.
         RuntimeError: the server could not be started or no longer answers, lacks a model, caches its answers, or has
             another version since the sweep began.
-        ValueError: a file of the grid does not exist, the manifest has no clips, a cell's file is no result, earlier
-            results in the folder are of another machine, other versions, another server or other clips, or another
-            sweep works in the folder.
+        ValueError: a file of the grid does not exist, the manifest has no clips or one cannot be opened, a cell's file
+            is no result, earlier results in the folder are of another machine, other versions, another server or other
+            clips, or another sweep works in the folder.
     """
     program = perf_analyzer.find_perf_analyzer()
     with alone_in(out):

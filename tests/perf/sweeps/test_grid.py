@@ -178,6 +178,14 @@ def test_what_a_grid_names_must_be_there(tmp_path, monkeypatch, key, text):
         check_files(grid)
 
 
+def test_a_clip_of_the_manifest_must_be_there(tmp_path, monkeypatch, write_rows):
+    write_rows(tmp_path / "clips.jsonl", [{"audio_filepath": "gone.wav", "duration": 1}])
+    grid = read(tmp_path, SMALL + "manifest: clips.jsonl\nrepository: .\nstatic: {}\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=r"^clips\.jsonl must name sound files .* gone\.wav cannot be: No such file"):
+        check_files(grid)
+
+
 @pytest.mark.parametrize(
     ("more", "words"),
     [
