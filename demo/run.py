@@ -45,12 +45,18 @@ def main(files: list[str]) -> int:
 
 
 def transcribe(files: list[str]) -> int:
-    """Serve the models, transcribe the clips and print the results; return 1 if a clip failed, else 0."""
+    """Serve the models, transcribe the clips and print the results; return 1 if a clip failed, else 0.
+
+    Files that cannot be opened are told before the server starts, which takes seconds.
+    """
     references = read_references()
-    clips = [Path(file) for file in files] or list(references)
+    given = [Path(file) for file in files] or list(references)
+    clips = [clip for clip in given if is_readable(clip)]
+    if not clips:
+        return 1
     started = time.perf_counter()
     print("starting tritonserver on model_repository/ ...", flush=True)
-    failures = 0
+    failures = len(given) - len(clips)
     with (
         Server(ROOT / "model_repository", http_port=0, grpc_port=0, metrics_port=0) as server,
         CarnelianClient(server.grpc_url, model=MODEL) as client,
@@ -61,7 +67,8 @@ def transcribe(files: list[str]) -> int:
                 heard, seconds, stages = measure(server, client, clip)
                 read, reading_s, _ = measure(server, client, clip, **LANGUAGE_MODELS)
             except (CarnelianClientError, OSError) as error:
-                print(f"{clip.name}: {error}\n", file=sys.stderr)
+                reason = error.message if isinstance(error, CarnelianClientError) else error
+                print(f"{clip}: {reason}\n", file=sys.stderr)
                 failures += 1
                 continue
             split = ", ".join(f"{stage} {1e3 * stage_s:.1f}" for stage, stage_s in stages.items())
@@ -73,6 +80,16 @@ def transcribe(files: list[str]) -> int:
             print(f"  time       {1e3 * seconds:.0f} ms ({split}), real-time factor {seconds / heard.duration_s:.4f}")
             print(f"             {1e3 * reading_s:.0f} ms with LMs\n")
     return int(failures > 0)
+
+
+def is_readable(clip: Path) -> bool:
+    """Return whether a file can be opened; if it cannot, print why."""
+    try:
+        clip.open("rb").close()
+    except OSError as error:
+        print(f"{clip}: {error.strerror}\n", file=sys.stderr)
+        return False
+    return True
 
 
 def measure(

@@ -44,5 +44,13 @@ def test_a_clip_that_fails_is_named_and_the_others_are_heard(tmp_path):
     demo = run_demo(str(broken), str(ROOT / "demo" / "clips" / "storm.flac"), "absent.wav")
 
     assert demo.returncode == 1
-    assert [line.split(":")[0] for line in demo.stderr.splitlines() if line] == ["broken.wav", "absent.wav"]
+    absent, failed = (line for line in demo.stderr.splitlines() if line)
+    assert absent == "absent.wav: No such file or directory"
+    assert re.fullmatch(f"{broken}: (?!.*broken).*convert the file.*", failed)
     assert "storm had passed in the night" in demo.stdout
+
+
+def test_without_a_file_that_can_be_opened_no_server_is_started(tmp_path):
+    demo = run_demo("absent.wav", str(tmp_path))
+    assert (demo.returncode, demo.stdout) == (1, "")
+    assert demo.stderr == f"absent.wav: No such file or directory\n\n{tmp_path}: Is a directory\n\n"
