@@ -14,6 +14,13 @@ from carnelian_training.command_options import escape_output, folder, given_opti
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
+def _repository(path: str) -> Path:
+    """Check the path of a repository, as it was typed: `Path` would make one `/` of the two in an address."""
+    if re.match(r"\w+:/", path):  # it would become a folder called `s3:`
+        raise typer.BadParameter(f"this must be a folder, to be copied to a bucket, but is {path}")
+    return folder(path)
+
+
 @app.command()
 def export(
     context: typer.Context,
@@ -25,7 +32,9 @@ def export(
         str | None,
         typer.Option(help="The model's public name, for example quartznet_15x5; optional with --out."),
     ] = None,
-    repository: Annotated[Path | None, typer.Option(parser=folder, help="The folder that tritonserver loads.")] = None,
+    repository: Annotated[
+        Path | None, typer.Option(parser=_repository, help="The folder that tritonserver loads.")
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(help="For a neural language model, in place of --repository: the .onnx to write.")
     ] = None,
@@ -81,8 +90,6 @@ def export(
         return
     if name is None or repository is None:
         raise typer.BadParameter("--name and --repository must be given; of a language model, --out")
-    if re.match(r"\w+:/", str(repository)):  # it would become a folder called `s3:`
-        raise typer.BadParameter(f"--repository must be a folder, to be copied to a bucket, but is {repository}")
     from carnelian_export.target import Target, TargetError
     from carnelian_export.tuning import read_tuning
 

@@ -146,7 +146,7 @@ def test_an_address_is_no_folder(checkpoint, tmp_path, call, monkeypatch):
     """The model was in a new folder called `s3:`, and the export said that it was done."""
     monkeypatch.chdir(tmp_path)
     status, _, err = call(main, checkpoint, "--name", "tiny", "--repository", "s3://bucket/models")
-    assert (status, "folder" in err) == (2, True)
+    assert (status, "this must be a folder" in err, "is s3://bucket/models" in err) == (2, True, True), err
     assert not Path("s3:").exists()
 
 
