@@ -29,6 +29,10 @@ Share = Annotated[float, Field(gt=0, le=1)]
 Duration = Annotated[float, Field(ge=SHORTEST_CUT_S, le=LIMIT_S)]
 
 
+_WORDS = {"extra_forbidden": "unknown key", "missing": "must be given"}
+"""Kind of pydantic's mistake -> what must hold, in the words of `carnelian-train`."""
+
+
 class _Strict(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -211,7 +215,9 @@ def read_grid(path: Path) -> Grid:
         return Grid.model_validate(fields)
     except ValidationError as error:
         found = [
-            f"  {'.'.join(map(str, wrong['loc'])) or 'grid'}: {wrong['msg']}, found {reprlib.repr(wrong['input'])}"
+            f"  {'.'.join(map(str, wrong['loc'])) or 'grid'}: "
+            + _WORDS.get(wrong["type"], wrong["msg"].removeprefix("Value error, "))
+            + ("" if isinstance(wrong["input"], dict) else f", found {reprlib.repr(wrong['input'])}")
             for wrong in error.errors()
         ]
         raise GridError("\n".join([f"{path} must be a grid (see perf/docs/sweeps.md), but:", *found])) from error

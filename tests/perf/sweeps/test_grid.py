@@ -97,19 +97,20 @@ def test_cells_that_would_share_a_folder_are_refused(tmp_path, more, differing):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (SMALL, "at least one of `static` and `files`"),
-        (SMALL + "static: {}\nduration_s: [2]\n", "duration_s: Extra inputs"),
+        (SMALL, "grid: at least one of `static` and `files` must be there; `static: {}` takes the defaults"),
+        ("name: small\nmodel: {}\nstatic: {}\n", "\n  models: must be given\n  model: unknown key"),
+        (SMALL + "static: {}\nduration_s: [2]\n", "duration_s: unknown key, found [2]"),
         (SMALL + "static: {batches: [0]}\n", "static.batches.0"),
         (SMALL + "static: {}\nclips: 100000000000\n", "clips: Input should be less than or equal to 1024"),
         (
             SMALL + "static: {}\nserver: {grpc: 'http://localhost:8001'}\n",
-            "server.grpc: Value error, must be host:port",
+            "server.grpc: must be host:port",
         ),
-        (SMALL + "static: {}\nserver: {grpc: '127.0.0.1:abc'}\n", "server.grpc: Value error, must be host:port"),
-        (SMALL + "static: {}\nserver: {grpc: '127.0.0.1:'}\n", "server.grpc: Value error, must be host:port"),
+        (SMALL + "static: {}\nserver: {grpc: '127.0.0.1:abc'}\n", "server.grpc: must be host:port"),
+        (SMALL + "static: {}\nserver: {grpc: '127.0.0.1:'}\n", "server.grpc: must be host:port"),
         (SMALL + "static: {}\nserver: {grpc: '127.0.0.1:99999'}\n", "a port of 1 to 65535, found '127.0.0.1:99999'"),
-        (SMALL + "static: {}\nserver: {grpc: 'a:0'}\n", "server.grpc: Value error, must be host:port"),
-        (SMALL + "static: {}\nserver: {grpc: 'a:1', http: 'http://a:65536'}\n", "server.http: Value error, must be"),
+        (SMALL + "static: {}\nserver: {grpc: 'a:0'}\n", "server.grpc: must be host:port"),
+        (SMALL + "static: {}\nserver: {grpc: 'a:1', http: 'http://a:65536'}\n", "server.http: must be"),
         (SMALL + "static: {}\ntimeout_s: .inf\n", "timeout_s: Input should be a finite number"),
         (SMALL + "static: {batches: []}\n", "static.batches: List should have at least 1"),
         (SMALL + "static: {}\ndurations_s: [0.01]\n", "greater than or equal to 0.1"),
@@ -152,7 +153,7 @@ def test_what_is_no_grid_is_named(tmp_path, text, words):
 def test_nested_aliases_that_stand_for_billions_of_values_are_named(tmp_path):
     lines = ["x0: &a0 [x]"]
     lines += [f"x{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 10)]
-    with pytest.raises(GridError, match="x9: Extra inputs"):
+    with pytest.raises(GridError, match="x9: unknown key"):
         read(tmp_path, "\n".join(lines))
 
 
