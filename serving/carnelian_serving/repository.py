@@ -29,6 +29,11 @@ def check_repository(repository: Path, models: Sequence[str]) -> None:
             f"`--repository` must be a folder that uid {os.geteuid()} may read, but {above or repository} is closed to "
             f"it; run `chmod {f'a+x {above}' if above else f'-R a+rX {repository}'}`"
         ) from None
+    if (repository / "config.pbtxt").exists():
+        raise ServerError(
+            f"`--repository` must be a folder of models' folders, but {repository} is a model's own: give the folder "
+            f"that it is in, {repository.absolute().parent}"
+        )
     if not found:
         raise ServerError(f"`--repository` must hold at least one model folder, but {repository} has none")
     for name in models or found:

@@ -203,6 +203,7 @@ def test_too_few_open_files_are_named(cut_repository, command_line):
     [
         (("--repository=nowhere",), "nowhere is not there"),
         (("--repository=models/cut/config.pbtxt",), "config.pbtxt is a file"),
+        (("--repository=models/cut",), "models/cut is a model's own: give the folder that it is in, {root}/models\n"),
         (("--repository=empty",), "must hold at least one model folder"),
         (("--repository=odd",), "name must be of ASCII letters, digits, `_`, `-` and `.`, but 'my model' of"),
         (("--repository=models", "--model=cot"), "'cot' is not there; it has cut"),
@@ -214,7 +215,7 @@ def test_a_wrong_repository_is_named(cut_repository, monkeypatch, arguments, wor
     Path("odd/my model").mkdir(parents=True)
     result = run_command(*arguments)
     assert result.returncode == 1
-    assert words in result.stderr
+    assert words.replace("{root}", str(Path.cwd())) in result.stderr
 
 
 def test_a_repository_that_leads_nowhere_is_named(tmp_path, run_command, command_line):
