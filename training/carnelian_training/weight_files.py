@@ -112,7 +112,8 @@ def load_torch(file: IO[bytes], **options: Any) -> Any:
     start = file.read(len(ZIP))
     file.seek(0)
     if start != ZIP:
-        with suppress(tarfile.TarError), tarfile.open(fileobj=file, mode="r:") as archive:
+        # In Python 3.10, `next` seeks before the beginning of zeros alone.
+        with suppress(tarfile.TarError, OSError), tarfile.open(fileobj=file, mode="r:") as archive:
             if archive.next():  # whose name may start as a pickle does; zeros alone are an archive without members
                 raise ValueError("it is a tar archive, as .nemo files are")
         if not start.startswith(PICKLE):
