@@ -13,6 +13,7 @@ import onnxruntime
 import pytest
 from carnelian_export.model_configs import read_config
 from carnelian_export.stages import SOURCES
+from carnelian_training.data import resampling
 from tritonclient.grpc import model_config_pb2 as pb
 
 REPOSITORY = Path(__file__).parents[2] / "model_repository"
@@ -22,8 +23,9 @@ STAGES = ["audio_decode", "quartznet_demo_acoustic", "quartznet_demo_ctc", "quar
 SERIALISE = """
 import importlib.util, sys
 from nvidia.dali._utils.autoserialize import invoke_autoserialize
+from nvidia.dali import fn
 from nvidia.dali.pipeline import DataNode
-del DataNode.shape
+del DataNode.shape, fn.filter
 spec = importlib.util.spec_from_file_location("autoserialize_mod", sys.argv[1])
 head_module = importlib.util.module_from_spec(spec)
 sys.modules["autoserialize_mod"] = head_module
@@ -91,7 +93,9 @@ def test_the_dali_of_triton_24_10_can_build_the_graphs(graph, settings, tmp_path
     source.write_bytes(Path(graph).read_bytes())
     (tmp_path / "features.json").write_text(json.dumps({"max_audio_s": 60.0, **settings}))
     subprocess.run([sys.executable, "-c", SERIALISE, str(source), str(target)], check=True)
-    assert b"Shapes" in target.read_bytes()
+    serialised = target.read_bytes()
+    assert b"Shapes" in serialised
+    assert (b"experimental__Filter" in serialised) == (Path(graph).parent.name == "audio_decode")
 
 
 def test_the_public_tensors():
@@ -127,6 +131,14 @@ def test_bad_files_do_not_share_a_batch_and_clips_of_any_lengths_do():
 def test_the_confidences_of_every_decoder_are_calibrated():
     measured = carnelian_training.ctc.Calibration.read(REPOSITORY / "quartznet_demo_ctc" / "1" / "calibration.json")
     assert set(measured.confidence) == set(carnelian_training.ctc.DECODERS)
+
+
+def test_audio_decode_has_the_filter_of_training():
+    theirs = Path(resampling.__file__).read_text()
+    shared = theirs[theirs.index("REACH = ") : theirs.index("def resample")].split("\n\n\n")
+    assert len([part for part in shared if part]) == 2
+    text = (SOURCES / "audio_decode" / "dali.py").read_text()
+    assert all(part in text for part in shared)
 
 
 def test_audio_decode_cuts_at_the_limit_that_the_models_state():

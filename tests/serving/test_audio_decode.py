@@ -73,6 +73,21 @@ def test_each_rate_becomes_16_khz(served, rate):
     np.testing.assert_allclose(signal[400:-400], tone(1.0)[400:-400], atol=COARSE)
 
 
+@pytest.mark.parametrize("rate", [22_050, 24_000, 44_100, 48_000, 192_000])
+def test_what_16_khz_cannot_hold_is_not_heard_as_other_frequencies(served, rate):
+    within, above = (np.sin(2 * np.pi * hz * np.arange(rate) / rate) / 2 for hz in (7_100, 8_250))
+    heard, _ = decode(served, encode(within + above, rate, subtype="FLOAT"))
+    wanted = np.sin(2 * np.pi * 7_100 * np.arange(RATE) / RATE) / 2
+    np.testing.assert_allclose(heard[400:-400], wanted[400:-400], atol=EXACT * 20)
+
+
+@pytest.mark.parametrize("rate", [24_000, 48_000])  # one of each way in which Ogg is read
+def test_nor_is_it_in_opus(served, rate):
+    hiss = np.sin(2 * np.pi * 10_500 * np.arange(rate) / rate) / 2
+    heard, _ = decode(served, encode(hiss, rate, "OGG", "OPUS"))
+    assert np.abs(heard[1600:-1600]).max() < 0.01
+
+
 def test_channels_are_averaged(served):
     stereo = np.stack([tone(0.5), np.zeros(RATE // 2)], axis=1)
     signal, _ = decode(served, encode(stereo))

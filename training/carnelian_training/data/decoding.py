@@ -14,6 +14,7 @@ from nvidia.dali.pipeline import DataNode, Pipeline
 from carnelian_training.data.audio import Encoded, encoded, error_words, to_wav
 from carnelian_training.data.manifest import Clip
 from carnelian_training.data.plan import Item
+from carnelian_training.data.resampling import resample
 from carnelian_training.features import SAMPLE_RATE_HZ
 
 DALI_ERRORS = (RuntimeError, ValueError, MemoryError)
@@ -27,12 +28,13 @@ STAND_IN = to_wav(np.zeros((1, 1), np.float32), SAMPLE_RATE_HZ)
 
 
 def decode(data: DataNode, rate_hz: Any) -> tuple[DataNode, DataNode]:
-    """Add decoding to a DALI graph: encoded bytes of any rate and channels -> float32 mono at `rate_hz`.
+    """Add decoding to a DALI graph with conditionals: encoded bytes of any rate and channels -> mono at `rate_hz`.
 
     Returns:
         The signal, [samples or 1] float32, for other operators need one sample; and the number of samples, int64.
     """
-    signal, _ = fn.decoders.audio(data, sample_rate=rate_hz, dtype=types.FLOAT, downmix=True)
+    signal, recorded_hz = fn.decoders.audio(data, dtype=types.FLOAT, downmix=True)
+    signal = resample(signal, recorded_hz, rate_hz)
     return fn.pad(signal, axes=[0], shape=[1]), signal.shape(dtype=types.INT64)[0]
 
 
@@ -122,7 +124,7 @@ def _blame(items: Sequence[Item], failed: dict[Clip, str], error: Exception) -> 
 def _decoding_error(clip: Clip) -> str | None:
     """Return why a clip cannot be decoded, as the message of the file system or of DALI; None if it can."""
 
-    @pipeline_def(batch_size=1, num_threads=1, device_id=None)
+    @pipeline_def(batch_size=1, num_threads=1, device_id=None, enable_conditionals=True)
     def graph() -> tuple[DataNode, ...]:
         data = fn.external_source(source=lambda: [encoded(clip)], dtype=types.UINT8, ndim=1)
         return decode(data, float(SAMPLE_RATE_HZ))

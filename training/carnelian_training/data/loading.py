@@ -152,7 +152,7 @@ def _pipeline(
         disturbances = [item.disturbance for item in items]
         return list(pool(num_threads).map(disturb, signals, *zip(*sounds, strict=True), disturbances))
 
-    @pipeline_def
+    @pipeline_def(enable_conditionals=True)
     def graph() -> tuple[DataNode, ...]:
         data, rate_hz, longest = fn.external_source(
             source=read, num_outputs=3, dtype=[types.UINT8, types.FLOAT, types.INT32], ndim=[1, 0, 1]

@@ -194,7 +194,7 @@ def _listen(
             headers = (soundfile.info(io.BytesIO(sound.tobytes())) for sound in sounds)
             return sounds, [np.array([header.samplerate, header.channels], np.int32) for header in headers]
 
-        @pipeline_def(batch_size=largest, num_threads=num_threads, device_id=None)
+        @pipeline_def(batch_size=largest, num_threads=num_threads, device_id=None, enable_conditionals=True)
         def graph() -> tuple[DataNode, ...]:
             data, header = fn.external_source(source=read, num_outputs=2, dtype=[types.UINT8, types.INT32], ndim=1)
             signal, samples = decode(data, float(SAMPLE_RATE_HZ))
