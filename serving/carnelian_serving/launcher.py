@@ -27,7 +27,7 @@ from carnelian_serving.environment import FEW_THREADS, KEPT_MEMORY, QUIET, STUB_
 from carnelian_serving.errors import ServerError
 from carnelian_serving.installation import Installation, find_installation
 from carnelian_serving.limits import OUT_OF_THREADS
-from carnelian_serving.repository import check_repository, is_plain, resolve_repository, served_path
+from carnelian_serving.repository import check_repository, find_repository, is_plain, served_path
 from carnelian_serving.shared_memory import (
     REGIONS,
     check_room,
@@ -103,10 +103,10 @@ class Server:
 
         Raises:
             StrayWordError: An option of `tritonserver` does not begin with `--`.
-            ServerError: An option must not be there, or the repository's path leads nowhere.
+            ServerError: An option must not be there, or the working directory was removed.
         """
         check_options(triton_options)
-        self.repository = resolve_repository(Path(repository))
+        self.repository = find_repository(Path(repository))
         """The model repository that is served."""
         self._models = tuple(models)
         self._host = host

@@ -4,6 +4,7 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from shlex import quote
 
 from carnelian_serving.errors import ServerError
 
@@ -19,15 +20,18 @@ def check_repository(repository: Path, models: Sequence[str]) -> None:
     """Raise ServerError unless the repository holds models, and all of `models`."""
     try:
         if not repository.is_dir():
-            what = "is a file" if repository.exists() else "is not there"
+            what = (
+                "is a file" if repository.exists() else "leads nowhere" if repository.is_symlink() else "is not there"
+            )
             raise ServerError(f"`--repository` must be a folder of models, but {repository} {what}")
         found = sorted(path.name for path in repository.iterdir() if path.is_dir() and not path.name.startswith("."))
-    except PermissionError:
-        folders = reversed(repository.absolute().parents)
-        above = next((folder for folder in folders if not os.access(folder, os.X_OK, effective_ids=True)), None)
+    except PermissionError as error:
+        wanted = Path(os.path.realpath(error.filename))  # the repository, or what a link in it leads to
+        closed = (folder for folder in reversed(wanted.parents) if not os.access(folder, os.X_OK, effective_ids=True))
+        folder, mode = next(((folder, "a+x") for folder in closed), (wanted, "-R a+rX"))
         raise ServerError(
-            f"`--repository` must be a folder that uid {os.geteuid()} may read, but {above or repository} is closed to "
-            f"it; run `chmod {f'a+x {above}' if above else f'-R a+rX {repository}'}`"
+            f"`--repository` must be a folder that uid {os.geteuid()} may read, but {folder} is closed to it; run "
+            f"`chmod {mode} {quote(str(folder))}`"
         ) from None
     if (repository / "config.pbtxt").exists():
         raise ServerError(
@@ -49,16 +53,14 @@ def check_repository(repository: Path, models: Sequence[str]) -> None:
             )
 
 
-def resolve_repository(repository: Path) -> Path:
-    """Return the absolute path of a repository.
+def find_repository(repository: Path) -> Path:
+    """Return the absolute path of a repository, with its links: what they lead to may be swapped while it is served.
 
     Raises:
-        ServerError: It leads nowhere.
+        ServerError: The working directory was removed.
     """
     try:
-        return repository.resolve()
-    except RuntimeError as error:  # a loop of links, before Python 3.13
-        raise ServerError(f"`--repository` must be a folder, but {repository} leads nowhere: {error}") from None
+        return repository.absolute()
     except FileNotFoundError:
         raise ServerError(
             f"the working directory must be there, to find {repository}, but it was removed: change into another"

@@ -3,6 +3,7 @@
 import base64
 import json
 import re
+import shutil
 import subprocess
 import urllib.error
 import urllib.request
@@ -14,6 +15,7 @@ import pytest
 from carnelian_serving.errors import ServerError
 from carnelian_serving.repository import check_repository
 
+POLL = ["--model-control-mode=poll", "--repository-poll-secs=1"]
 KILL = "import os; os.kill(os.getpid(), 9)"
 DOOMED = f"""
 class TritonPythonModel:
@@ -212,14 +214,43 @@ def test_nobody_loads_models_beside_those_that_were_asked_for(cut_repository, ma
         assert json.loads(post("index", {})) == [{"name": "cut", "version": "1", "state": "READY"}]
 
 
-@pytest.mark.parametrize("closed", ["", "models"])
+@pytest.mark.parametrize("closed", ["my models", "my models/all", "store"])
 def test_a_repository_that_its_user_may_not_read_is_named_with_what_opens_it(everyones, another_user, closed):
-    repository = everyones / "models"
-    (repository / "mine").mkdir(parents=True)
-    (everyones / closed).chmod(0o700)
+    repository = everyones / "my models" / "all"
+    (everyones / "store" / "linked").mkdir(parents=True)
+    repository.mkdir(parents=True)
+    (repository / "linked").symlink_to(everyones / "store" / "linked")
+    (everyones / closed).chmod(0)
     with another_user(), pytest.raises(ServerError, match=rf"uid \d+ may read, but {everyones / closed} is") as error:
         check_repository(repository, [])
     (advice,) = re.findall("`(chmod .*)`", str(error.value))
     subprocess.run(["sh", "-c", advice], check=True)
     with another_user():
         check_repository(repository, [])
+
+
+@pytest.mark.parametrize("models", [[], ["cut"]], ids=["all", "chosen"])
+def test_a_link_to_the_repository_may_be_swapped_while_the_server_polls(
+    cut_repository, make_server, models, wait_until
+):
+    """As git-sync does, which then deletes the old folder."""
+    old, new, current = (cut_repository.with_name(name) for name in ("old", "new", "current"))
+    cut_repository.rename(old)
+    shutil.copytree(old, new)
+    shutil.copytree(new / "cut" / "1", new / "cut" / "2")
+    current.symlink_to("old")
+    with make_server(current, models=models, triton_options=POLL) as server:
+
+        def is_ready(version: int) -> bool:
+            try:
+                urllib.request.urlopen(f"http://{server.http_url}/v2/models/cut/versions/{version}/ready").close()
+            except urllib.error.HTTPError as error:
+                error.close()
+                return False
+            return True
+
+        assert is_ready(1)
+        current.with_name("next").symlink_to("new")
+        current.with_name("next").replace(current)
+        shutil.rmtree(old)
+        wait_until(lambda: is_ready(2))
