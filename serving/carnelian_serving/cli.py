@@ -8,7 +8,7 @@ import select
 import signal
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -26,8 +26,8 @@ PAUSE_SIGNALS = (signal.SIGSEGV, signal.SIGABRT)
 """The signals by which tritonserver ends after it stood still, or its clock was set forward, amid requests."""
 PRINT_S = 2.0
 """How long to wait for whoever reads what is printed. The server must be watched, and the command end, without them."""
-LOOK_S = 1.0
-"""How often to look whether a signal has asked the command to end."""
+AGAIN_S = 0.1
+"""How long after Python dropped it a signal is heeded again."""
 
 
 def _folder(path: str) -> Path:
@@ -94,10 +94,11 @@ def serve(
         if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
             continue  # nohup
         signal.signal(number, _raise_stop)
+    sys.unraisablehook = partial(_heed_dropped, sys.unraisablehook)
     try:
         # Both are inherited. Where SIGCHLD is ignored, the kernel removes crashed stubs before anybody sees them.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {*STOP_SIGNALS, signal.SIGCHLD})
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {*STOP_SIGNALS, signal.SIGALRM, signal.SIGCHLD})
         server = Server(
             repository,
             models=model or (),
@@ -116,9 +117,7 @@ def serve(
         with server:
             _print_ready(server, triton_options or ())
             try:
-                while (status := server.wait(LOOK_S)) is None:
-                    if signal.getsignal(signal.SIGTERM) == signal.SIG_IGN:
-                        raise _Stop  # again: if a destructor was running, Python dropped it
+                status = server.wait()
             finally:
                 _ignore_signals()  # the clean-up after a server that ended by itself must not be interrupted either
     except _Stop:
@@ -157,10 +156,24 @@ def _raise_stop(number: int, frame: FrameType | None) -> None:
     raise _Stop
 
 
+def _heed_dropped(print_dropped: Callable[[sys.UnraisableHookArgs], object], dropped: sys.UnraisableHookArgs) -> None:
+    """Raise `_Stop` again a moment later: if a destructor was running, Python dropped it, and calls this hook."""
+    if dropped.exc_type is _Stop:
+        signal.signal(signal.SIGALRM, _raise_again)
+        signal.setitimer(signal.ITIMER_REAL, AGAIN_S)
+    else:
+        print_dropped(dropped)
+
+
+def _raise_again(number: int, frame: FrameType | None) -> None:
+    raise _Stop
+
+
 def _ignore_signals() -> None:
     # A second one would interrupt the clean-up; the server is ended by force if it does not end by itself.
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
+    signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def _print_ready(server: Server, triton_options: Sequence[str]) -> None:

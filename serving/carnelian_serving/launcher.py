@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import http
 import http.client
-import math
 import os
 import shutil
 import socket
@@ -204,14 +203,14 @@ class Server:
             self.stop()
             raise
 
-    def wait(self, timeout_s: float = math.inf) -> int | None:
-        """Block until the server ends by itself and return its exit status, or None after some seconds.
+    def wait(self) -> int:
+        """Block until the server ends by itself and return its exit status.
 
         Raises:
             ServerError: A model instance has crashed or is stopped. Triton does not start it again, so the server must
                 be restarted.
         """
-        return self._triton.wait(timeout_s)
+        return self._triton.wait()
 
     def stop(self) -> None:
         """Ask the server to end; kill what does not end in time, or everything at once if this is interrupted.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import shutil
 import signal
@@ -143,15 +142,14 @@ class TritonProcess:
                 process.returncode = self.log.end_status
         return process.poll()
 
-    def wait(self, timeout_s: float = math.inf) -> int | None:
-        """Block until the process ends by itself and return its exit status, or None after some seconds.
+    def wait(self) -> int:
+        """Block until the process ends by itself and return its exit status.
 
         Raises:
             ServerError: A model instance has crashed or stands still. Triton does not start it again, so the server
                 must be.
         """
-        deadline = time.monotonic() + timeout_s
-        while (status := self.poll()) is None and time.monotonic() < deadline:
+        while (status := self.poll()) is None:
             if crashed := self.crashed_instances():
                 raise ServerError(
                     f"every model instance must be alive, but {describe_crash(crashed)}. Triton does not start it "

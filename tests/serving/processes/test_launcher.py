@@ -189,7 +189,7 @@ def test_a_signal_does_not_interrupt_the_clean_up_after_a_crash(cut_repository, 
         os.kill(os.getpid(), signal.SIGTERM)
         stop(server)
 
-    def kill(server, _):
+    def kill(server):
         os.kill(server.pid, signal.SIGKILL)
         return wait(server)
 
