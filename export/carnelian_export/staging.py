@@ -18,22 +18,37 @@ logger = logging.getLogger(__name__)
 @contextmanager
 def held(repository: Path) -> Iterator[None]:
     """Make other exports on this machine wait; make the repository if needed, and remove a new one that stays empty."""
-    made = [folder for folder in (repository, *repository.parents) if not folder.exists()]
     with written(repository):
-        handle = _lock(repository)
+        handle, made = _lock(repository)
     try:
         yield
     finally:
-        with suppress(OSError):  # something is in them
-            for folder in made:
+        for folder in made:
+            with suppress(OSError):  # something is in it
                 folder.rmdir()
         os.close(handle)
 
 
-def _lock(repository: Path) -> int:
-    """Lock the folder itself, so that no lock file is left in it; return its descriptor, which holds the lock."""
-    repository.mkdir(parents=True, exist_ok=True)
-    handle = os.open(repository, os.O_RDONLY)
+def _lock(repository: Path) -> tuple[int, list[Path]]:
+    """Lock the folder itself, so that no lock file is left in it.
+
+    Returns:
+        Its descriptor, which holds the lock, and the folders that were made for it, the deepest first.
+    """
+    made: list[Path] = []
+    while True:
+        made[:0] = [folder for folder in (repository, *repository.parents) if not folder.exists()]
+        repository.mkdir(parents=True, exist_ok=True)
+        with suppress(FileNotFoundError), ExitStack() as opened:  # an export that failed may remove it meanwhile
+            handle = os.open(repository, os.O_RDONLY)
+            opened.callback(os.close, handle)
+            _wait_for_lock(repository, handle)
+            if os.path.samestat(repository.stat(), os.fstat(handle)):
+                opened.pop_all()
+                return handle, made
+
+
+def _wait_for_lock(repository: Path, handle: int) -> None:
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -41,11 +56,6 @@ def _lock(repository: Path) -> int:
         fcntl.flock(handle, fcntl.LOCK_EX)
     except OSError as error:  # a file system without locks
         logger.warning("nothing keeps other exports out of %s meanwhile: %s", repository, error.strerror)
-    with suppress(FileNotFoundError):
-        if os.path.samestat(repository.stat(), os.fstat(handle)):
-            return handle
-    os.close(handle)
-    return _lock(repository)  # an export that failed has removed the folder meanwhile
 
 
 @contextmanager

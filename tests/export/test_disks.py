@@ -190,6 +190,24 @@ def test_a_repository_that_a_failed_export_has_removed_is_made_anew(tmp_path, co
     assert sorted(p.name for p in (tmp_path / "r").iterdir()) == folders
 
 
+def test_an_export_that_fails_removes_a_repository_that_it_made_anew(tmp_path, config, other_export):
+    other_export((tmp_path / "r").rmdir)
+    with pytest.raises(ValueError, match="evaluation mode"):
+        write_model(tmp_path / "r", "tiny", config, build_model(config))
+    assert not (tmp_path / "r").exists()
+
+
+def test_a_repository_that_is_removed_as_it_is_opened_is_made_anew(tmp_path, config, network, monkeypatch, folders):
+    def open_removed(path, flags):
+        monkeypatch.undo()
+        path.rmdir()
+        return os.open(path, flags)
+
+    monkeypatch.setattr(os, "open", open_removed)
+    write_model(tmp_path / "r", "tiny", config, network)
+    assert sorted(p.name for p in (tmp_path / "r").iterdir()) == folders
+
+
 def test_an_export_that_fails_leaves_no_folder_that_it_made(tmp_path, config):
     (tmp_path / "old").mkdir()
     for repository_path in (tmp_path / "old" / "new" / "r", tmp_path / "old"):
