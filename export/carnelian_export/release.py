@@ -29,6 +29,8 @@ def check_release(repository: Path, staged: Path, name: str, config: Config) -> 
             continue
         wanted, old = json.loads(new.read_text(encoding="utf-8")), _read_json(there)
         found = defaults[stage] | (old or {})
+        if stage == "ctc":
+            found.pop("name", None)  # which older versions wrote
         changed = [key for key in sorted({*found, *wanted}) if found.get(key, ...) != wanted.get(key, ...)]
         if old is None or changed:
             why = "is missing or damaged" if old is None else f"has other values of {', '.join(changed)}"

@@ -159,7 +159,6 @@ def _fill_decoder(version: Path, name: str, config: Config, decoding: Decoding) 
             )
         (version / CALIBRATION).write_text(measured.to_json())
     settings: dict[str, object] = {
-        "name": name,
         "labels": list(config.labels),
         "frame_s": frame_duration_s(config),
         "max_audio_s": MAX_AUDIO_S,

@@ -89,6 +89,15 @@ def test_other_features_are_another_release(tmp_path, config, network, there, fo
         write_model(tmp_path / "r", "tiny", config, network)
 
 
+def test_the_name_that_older_versions_wrote_makes_no_other_release(tmp_path, config, network):
+    write_model(tmp_path, "tiny", config, network)
+    settings = tmp_path / "tiny_ctc" / "1" / "ctc.json"
+    before = settings.read_text()
+    settings.write_text(json.dumps({"name": "renamed since"} | json.loads(before)))
+    write_model(tmp_path, "tiny", config, network)
+    assert settings.read_text() == before
+
+
 def test_line_ends_of_windows_are_no_other_release(tmp_path, config, network, caplog):
     """Git for Windows checks text out with them."""
     write_model(tmp_path, "tiny", config, network)
@@ -278,7 +287,6 @@ def test_an_instance_on_a_gpu_runs_on_cuda_without_being_told(tmp_path, config, 
 def test_settings_follow_the_configuration(tmp_path, config, network):
     write_model(tmp_path, "tiny", config, network)
     assert json.loads((tmp_path / "tiny_ctc" / "1" / "ctc.json").read_text()) == {
-        "name": "tiny",
         "labels": list(config.labels),
         "frame_s": 0.02,
         "max_audio_s": 60.0,

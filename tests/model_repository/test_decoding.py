@@ -136,6 +136,23 @@ def test_an_error_of_the_decoder_is_one_clips_alone(tmp_path, connect, make_serv
     assert "not decoded" in results[1]["error"]
 
 
+def test_a_renamed_model_has_its_new_name_in_results_and_metrics(tmp_path, connect, make_server):
+    rename(tmp_path / "renamed_ctc", "")
+    inputs = {"LOG_PROBS": scores(), "LOG_PROB_LENGTH": np.array([[50], [50], [50]], np.int32)}
+    with make_server(tmp_path) as running:
+        results = connect(running.grpc_url).infer("renamed_ctc", **inputs)["RESULT"][:, 0]
+        with urllib.request.urlopen(running.metrics_url, timeout=60) as answer:
+            assert 'carnelian_frames_total{model="renamed"}' in answer.read().decode()
+    assert [json.loads(text)["model"] for text in results] == ["renamed"] * 3
+
+
+def rename(folder: Path, more: str) -> None:
+    """Copies the decoding stage under another name, with more in its configuration."""
+    shutil.copytree(ROOT / "model_repository" / f"{MODEL}_ctc", folder)
+    config = folder / "config.pbtxt"
+    config.write_text(config.read_text().replace(f'"{MODEL}_ctc"', f'"{folder.name}"') + more)
+
+
 def test_without_kenlm_a_model_still_decodes_greedily(tmp_path, connect, make_server):
     shutil.copytree(ROOT / "model_repository" / f"{MODEL}_ctc", tmp_path / f"{MODEL}_ctc")
     program = tmp_path / f"{MODEL}_ctc" / "1" / "model.py"

@@ -19,7 +19,7 @@ import triton_python_backend_utils as pb_utils
 from . import ctc  # type: ignore[attr-defined]  # copied beside this file by carnelian-export
 from .metrics import Metrics
 
-SETTINGS_FILE = "ctc.json"  # {"name", "labels", "frame_s", "max_audio_s"} and, above 1, "min_samples"
+SETTINGS_FILE = "ctc.json"  # {"labels", "frame_s", "max_audio_s"} and, above 1, "min_samples"
 CALIBRATION_FILE = "calibration.json"  # optional: corrections of times and confidences
 UNKNOWN_S = 134_217  # the seconds of audio_decode's UNKNOWN_LENGTH
 MAX_LOG_PROB = 1e-2  # float16 may round a log-probability to a little above 0
@@ -40,7 +40,7 @@ class TritonPythonModel:
             settings = json.loads((folder / SETTINGS_FILE).read_text(encoding="utf-8"))
         except ValueError as error:  # the file may be cut short
             raise ValueError(f"{folder / SETTINGS_FILE} must be as carnelian-export wrote it, but: {error}") from error
-        self._name: str = settings["name"]
+        self._name = args["model_name"].removesuffix("_ctc")
         self._version: str = args["model_version"]
         self._frame_s: float = settings["frame_s"]
         self._max_audio_s: float = settings["max_audio_s"]
