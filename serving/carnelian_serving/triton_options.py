@@ -13,6 +13,9 @@ RESTRICTIONS = {"grpc": "--grpc-restricted-protocol", "http": "--http-restricted
 SHARED_MEMORY = "shared-memory"
 UNRESTRICTED = ("--allow-sagemaker", "--allow-vertex-ai")
 """Options that open a port on every address, through which callers reach all protocols without a key."""
+CACHES = ("--cache-config", "--response-cache-byte-size")
+"""Options by which Triton answers a request as it did an earlier one, if the tensors are the same. It compares neither
+their parameters, which are the options of a model, nor their ids, nor which outputs they want."""
 OWN_OPTIONS = {
     "--http-port": "--http-port",
     "--grpc-port": "--grpc-port",
@@ -23,7 +26,8 @@ OWN_OPTIONS = {
 }
 """Options that the launcher sets itself, and its own name for each."""
 READ_OPTIONS = (
-    *(*OWN_OPTIONS, *RESTRICTIONS.values(), *UNRESTRICTED, "--log-file", "--exit-on-error", "--strict-readiness"),
+    *(*OWN_OPTIONS, *RESTRICTIONS.values(), *UNRESTRICTED, *CACHES),
+    *("--log-file", "--exit-on-error", "--strict-readiness"),
     *("--allow-http", "--allow-grpc", "--allow-metrics", "--http-address", "--grpc-address", "--metrics-address"),
     *("--grpc-use-ssl", "--grpc-use-ssl-mutual", "--grpc-server-cert", "--grpc-server-key", "--grpc-root-cert"),
 )
@@ -42,8 +46,8 @@ def check_options(triton_options: Sequence[str]) -> None:
 
     Raises:
         StrayWordError: An option does not begin with `--`.
-        ServerError: An option is abbreviated, has an option of the launcher itself, closes readiness over HTTP, or
-            opens a port that nothing restricts.
+        ServerError: An option is abbreviated, has an option of the launcher itself, closes readiness over HTTP,
+            opens a port that nothing restricts, or has answers cached.
     """
     _check_words(triton_options)
     for option in triton_options:
@@ -61,6 +65,11 @@ def check_options(triton_options: Sequence[str]) -> None:
             raise ServerError(
                 f"`--host` and restricted protocols must hold for every port, but `{name}` opens one for which they do "
                 "not; leave it out"
+            )
+        if name in CACHES:
+            raise ServerError(
+                f"each request must get an answer of its own, but by `{name}` it may get one to other options, with "
+                "another caller's id; leave it out"
             )
         hides_health = name == RESTRICTIONS["http"] and "health" in _protocols(value)
         if hides_health or (name == "--allow-http" and not is_on(value)):

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from carnelian_serving.cli import app
-from carnelian_serving.triton_options import OWN_OPTIONS, UNRESTRICTED
+from carnelian_serving.triton_options import CACHES, OWN_OPTIONS, UNRESTRICTED
 from typer.main import get_command
 
 ROOT = Path(__file__).parents[2]
@@ -142,6 +142,12 @@ def test_the_refusal_of_a_model_control_mode_says_what_it_would_do(mode, refusal
 def test_no_port_of_the_server_can_be_taken_away(kind, refusal):
     said = refusal("runtime=native", f"server.extraArgs={{--allow-{kind}=false}}")
     assert f"server.extraArgs has --allow-{kind}, but its port is for probes, Services and monitors; remove it" in said
+
+
+@pytest.mark.parametrize("option", CACHES)
+def test_no_answer_is_cached(option, refusal):
+    said = refusal("runtime=native", f"server.extraArgs={{{option}=1}}")
+    assert f"server.extraArgs has {option}, but Triton's cache gives a caller the answer to another" in said
 
 
 @pytest.mark.parametrize("option", UNRESTRICTED)

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from carnelian_client import CarnelianClient, InvalidOption
+from carnelian_serving.errors import ServerError
 from carnelian_serving.launcher import Server
 from carnelian_training.checkpoint import load_model
 from carnelian_training.ctc import Decoder
@@ -144,6 +145,12 @@ def test_a_renamed_model_has_its_new_name_in_results_and_metrics(tmp_path, conne
         with urllib.request.urlopen(running.metrics_url, timeout=60) as answer:
             assert 'carnelian_frames_total{model="renamed"}' in answer.read().decode()
     assert [json.loads(text)["model"] for text in results] == ["renamed"] * 3
+
+
+def test_a_stage_whose_answers_depend_on_options_is_not_cached(tmp_path, make_server):
+    rename(tmp_path / "cached_ctc", "response_cache { enable: true }")
+    with pytest.raises(ServerError, match="`response_cache` of cached_ctc must be off"):
+        make_server(tmp_path).start()
 
 
 def rename(folder: Path, more: str) -> None:

@@ -56,6 +56,13 @@ def test_a_port_without_restrictions_is_not_opened(option):
     check_options(["--allow-vertex-ai=false"])
 
 
+@pytest.mark.parametrize("option", ["--cache-config=local,size=1048576", "--response-cache-byte-size=1048576"])
+def test_no_request_gets_the_answer_to_another(option):
+    with pytest.raises(ServerError, match=f"an answer of its own, but by `{option.partition('=')[0]}`"):
+        check_options([option])
+    check_options(["--cache-directory=/caches"])
+
+
 @pytest.mark.parametrize(("option", "own"), OWN_OPTIONS.items())
 def test_an_option_that_the_launcher_has_is_named(option, own):
     with pytest.raises(ServerError, match=f"`{own}` must stand before the `--`, but `{option}`"):

@@ -112,6 +112,7 @@ for the whole. */}}
 {{- $control := "but explicit lets callers load code, and poll reads folders that are half copied" -}}
 {{- $port := "but its port is for probes, Services and monitors" -}}
 {{- $open := "but it opens a port through which all protocols are called without the key" -}}
+{{- $cached := "but Triton's cache gives a caller the answer to another one's options" -}}
 {{- $refused := dict
   "--http-port" (list $own "service.httpPort")
   "--grpc-port" (list $own "service.grpcPort")
@@ -130,6 +131,8 @@ for the whole. */}}
   "--allow-metrics" (list $port "")
   "--allow-sagemaker" (list $open "")
   "--allow-vertex-ai" (list $open "")
+  "--cache-config" (list $cached "")
+  "--response-cache-byte-size" (list $cached "")
 -}}
 {{- range .Values.server.extraArgs -}}
 {{- $name := splitList "=" . | first -}}

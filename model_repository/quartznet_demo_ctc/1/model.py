@@ -47,8 +47,13 @@ class TritonPythonModel:
         self._min_samples: int = settings.get("min_samples", 1)
         # The feature stage frames a clip of the longest length with one frame more than it has hops.
         self._max_frames = round(self._max_audio_s / self._frame_s) + 1
-        configured = json.loads(args["model_config"]).get("parameters", {})
-        parameters = {name: value["string_value"] for name, value in configured.items()}
+        config = json.loads(args["model_config"])
+        if config.get("response_cache", {}).get("enable"):
+            raise ValueError(
+                f"`response_cache` of {args['model_name']} must be off, for an answer depends on the request's options "
+                "and id, which Triton does not compare; take it out of config.pbtxt"
+            )
+        parameters = {name: value["string_value"] for name, value in config.get("parameters", {}).items()}
         models = {name: folder / parameters.pop(name) for name in LANGUAGE_MODELS if name in parameters}
         measured = folder / CALIBRATION_FILE
         calibration = ctc.Calibration.read(measured) if measured.exists() else None
