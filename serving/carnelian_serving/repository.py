@@ -36,7 +36,7 @@ def check_repository(repository: Path, models: Sequence[str]) -> None:
     if (repository / "config.pbtxt").exists():
         raise ServerError(
             f"`--repository` must be a folder of models' folders, but {repository} is a model's own: give the folder "
-            f"that it is in, {repository.absolute().parent}"
+            f"that it is in, {repository.resolve().parent}"
         )
     if not found:
         raise ServerError(f"`--repository` must hold at least one model folder, but {repository} has none")
