@@ -153,6 +153,25 @@ def test_a_stage_whose_answers_depend_on_options_is_not_cached(tmp_path, make_se
         make_server(tmp_path).start()
 
 
+def test_settings_that_are_not_as_exported_are_named(tmp_path, make_server):
+    found = {
+        '{"labels": ["a"': "Expecting ',' delimiter",
+        '{"labels": ["a"]}': "it has no 'frame_s'",
+        '{"labels": 3}': "'int' object is not iterable",
+        '["a"]': "list indices must be integers",
+        '{"labels": ["a"], "frame_s": "x"}': "could not convert string to float: 'x'",
+    }
+    files = []
+    for number, content in enumerate(found):
+        rename(folder := tmp_path / f"broken{number}_ctc", "")
+        files.append(folder / "1" / "ctc.json")
+        files[-1].write_text(content)
+    with pytest.raises(ServerError) as failure:
+        make_server(tmp_path).start()
+    for file, words in zip(files, found.values(), strict=True):
+        assert f"{file} must be as carnelian-export wrote it, but: {words}" in str(failure.value)
+
+
 def rename(folder: Path, more: str) -> None:
     """Copies the decoding stage under another name, with more in its configuration."""
     shutil.copytree(ROOT / "model_repository" / f"{MODEL}_ctc", folder)

@@ -38,13 +38,15 @@ class TritonPythonModel:
         folder = Path(__file__).parent
         try:
             settings = json.loads((folder / SETTINGS_FILE).read_text(encoding="utf-8"))
-        except ValueError as error:  # the file may be cut short
-            raise ValueError(f"{folder / SETTINGS_FILE} must be as carnelian-export wrote it, but: {error}") from error
+            labels = list(settings["labels"])
+            self._frame_s = float(settings["frame_s"])
+            self._max_audio_s = float(settings["max_audio_s"])
+            self._min_samples = int(settings.get("min_samples", 1))
+        except (ValueError, LookupError, TypeError) as error:  # the file may be cut short, or another's
+            found = f"it has no {error}" if isinstance(error, KeyError) else error
+            raise ValueError(f"{folder / SETTINGS_FILE} must be as carnelian-export wrote it, but: {found}") from error
         self._name = args["model_name"].removesuffix("_ctc")
         self._version: str = args["model_version"]
-        self._frame_s: float = settings["frame_s"]
-        self._max_audio_s: float = settings["max_audio_s"]
-        self._min_samples: int = settings.get("min_samples", 1)
         # The feature stage frames a clip of the longest length with one frame more than it has hops.
         self._max_frames = round(self._max_audio_s / self._frame_s) + 1
         config = json.loads(args["model_config"])
@@ -57,9 +59,9 @@ class TritonPythonModel:
         models = {name: folder / parameters.pop(name) for name in LANGUAGE_MODELS if name in parameters}
         measured = folder / CALIBRATION_FILE
         calibration = ctc.Calibration.read(measured) if measured.exists() else None
-        self._decoder = self._load(settings["labels"], calibration, models)
+        self._decoder = self._load(labels, calibration, models)
         self._defaults = self._decoder.change_options(parameters)
-        self._warm_up(len(settings["labels"]))
+        self._warm_up(len(labels))
         self._metrics = Metrics(self._name)
 
     def execute(self, requests: list[Any]) -> list[Any]:
