@@ -69,6 +69,11 @@ def test_a_number_that_is_part_of_something_else_is_refused(text):
 
 
 @pytest.mark.parametrize("text", ["café", "x = y", "a@b", "12345678901234567890", "¼ mile", "…", ""])
+def test_a_row_of_very_many_apostrophes_is_read_in_linear_time():
+    assert to_labels("'" * 200_000) is None
+    assert to_labels("'" * 200_000 + "'don't' 'so'") == "don't so"
+
+
 def test_what_has_no_known_sound_is_refused(text):
     assert to_labels(text) is None
 

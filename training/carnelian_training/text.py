@@ -75,7 +75,7 @@ _TELEPHONE_OR_DATE = re.compile(r"(?<!\d)(?:\d{3}-\d{3}-\d{4}|\d{4}-\d\d-\d\d)(?
 _SILENT = re.compile(r"[.,;:!?\"“”„«»()\[\]{}_*…\-\u2010-\u2015]+")
 # Unicode classes these as punctuation, but they are read out as words.
 _READ_OUT = frozenset("&%@#\u00a7\u066a\u2030\u2031\u0609\u060a\ufe60\ufe6a\ufe5f\ufe6b\uff06\uff05\uff20\uff03")
-_QUOTE = re.compile(r"(?<![a-z])'+(?=[a-z])")
+_QUOTE = re.compile(r"(?<![a-z])'(?=[a-z])")
 _NO_LETTER_AROUND = re.compile(r"(?<![a-z])'|'(?![a-z])")
 _NO_POSSESSIVE = re.compile(r"(?<![a-z])'|(?<!s)'(?![a-z])")
 
