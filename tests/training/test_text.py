@@ -151,6 +151,8 @@ def test_a_word_that_looks_like_an_abbreviation_stays():
         ("oui--non", " -ouin", "oui non"),
         ("oui\u2010\u2011non", " -ouin", "oui non"),
         ("o\u2018zbek", " o\u02bbzbek", "o\u02bbzbek"),
+        ("_'hello'_, _don't_, _l'_homme", " 'abcdefghijklmnopqrstuvwxyz", "hello don't l homme"),
+        ("_'hello'_", " 'abcdefghijklmnopqrstuvwxyz_", "_ hello _"),  # no letter, though a label
         ("ג\u05f3ירפה", " 'גירפה", "ג'ירפה"),
         ('צה\u05f4ל, ארה"ב "כן"', " צהלארבכן", "צהל ארהב כן"),
         ('צה\u05f4ל, ארה"ב', ' צהלארב"', 'צה"ל ארה"ב'),

@@ -144,7 +144,7 @@ def to_given_labels(text: str, labels: str) -> str | None:
     # between letters.
     quotes = "".join(sorted(mark for mark in APOSTROPHES if not (mark in labels and mark.isalpha())))
     text = _GERSHAYIM.sub(next((mark for mark in '"\u05f4' if mark in labels), ""), unicodedata.normalize("NFC", text))
-    text = re.sub(rf"(?<!\w)[{quotes}]+|[{quotes}]+(?!\w)|[{HYPHENS}]{{2,}}", " ", text)
+    text = re.sub(rf"(?<![^\W_])[{quotes}]+|[{quotes}]+(?![^\W_])|[{HYPHENS}]{{2,}}", " ", text)
     if "ŀ" not in labels.lower():
         text = text.replace("ŀ", "l·").replace("Ŀ", "L·")
     if "\u200d" not in labels:
