@@ -32,7 +32,8 @@ ABBREVIATIONS = {
     "etc": "et cetera",
 }
 """The spoken form of each abbreviation. Its period is required, except after `mr` and `mrs`, which are not words. `st`
-without a name behind it is a street."""
+without a name behind it is a street. Directly behind the _ of italics, `mr` and `mrs` stay: the packaged texts have a
+few, and with another number of sentences, others would be held out."""
 
 CURRENCIES = {
     "$": ("dollar", "dollars", "cent", "cents"),
@@ -46,7 +47,8 @@ MAX_DIGITS = 15
 _APOSTROPHES = str.maketrans(dict.fromkeys(APOSTROPHES, "'"))
 # A letter may follow directly only if it is a capital, as in Mr.Smith.
 _ABBREVIATION = re.compile(
-    rf"\b(?:(mrs?)\b\.?|({'|'.join(ABBREVIATIONS)})\.)(?:(?![^\W_])|(?<=\.)(?=(?-i:[A-Z])))", flags=re.IGNORECASE
+    rf"(?:\b(mrs?)(?![^\W_])\.?|(?<![^\W_])(?!mr)({'|'.join(ABBREVIATIONS)})\.)(?:(?![^\W_])|(?<=\.)(?=(?-i:[A-Z])))",
+    flags=re.IGNORECASE,
 )
 _NAME = re.compile(r"(?:\s+[\"'“„«_*]*|[-\u2010])?[^\W\d_]")
 # A number next to letters or other digits (A4, 5kg, 5'6, .5) is not spelled out, so the sentence is refused.
