@@ -205,6 +205,30 @@ def test_what_is_no_language_model_is_refused(tmp_path, content):
         LanguageModel(path, LABELS)
 
 
+@pytest.mark.parametrize("packed", [False, True], ids=["plain", "packed"])
+@pytest.mark.parametrize("count", ["-3", "0x3", "1000000", "18446744073709551612", "9" * 5000])
+def test_a_count_that_the_file_cannot_hold_is_refused(tmp_path, arpa, count, packed):
+    """KenLM takes a large or negative count as it is, and ended the process."""
+    content = arpa.read_text().replace("ngram 2=4", f"ngram 2={count}")
+    path = tmp_path / ("lm.arpa.gz" if packed else "lm.arpa")
+    path.write_bytes(gzip.compress(content.encode(), mtime=0) if packed else content.encode())
+    with pytest.raises(LanguageModelError) as raised:
+        LanguageModel(path, LABELS)
+    assert f"{path} must give a count of n-grams that it can hold" in str(raised.value)
+    assert f"gives 'ngram 2={count[:100]}" in str(raised.value)
+    assert len(str(raised.value)) < 600
+
+
+@pytest.mark.parametrize("line", ["-0.9\t\n-0.9 ab", "-0.9\t\t-0.3"])
+def test_a_line_without_its_word_is_named(arpa, line):
+    """KenLM looks for the word in the next line."""
+    arpa.write_text(arpa.read_text().replace("-0.9\tab", line))
+    with pytest.raises(LanguageModelError) as raised:
+        LanguageModel(arpa, LABELS)
+    message = f"{arpa} must give a logarithm, tab and word in each line of `\\1-grams:`, not '-0.9\\t"
+    assert message in str(raised.value)
+
+
 @pytest.mark.parametrize("word", ["<unk>", "</s>", "the"])
 def test_a_damaged_probability_is_refused(tmp_path, word):
     """Those of <unk> and </s> loaded."""

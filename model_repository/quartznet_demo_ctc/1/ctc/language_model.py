@@ -35,6 +35,7 @@ MANY_WORDS = 10_000
 """The size of a vocabulary in which some word should have each letter; a small one may lack rare ones by chance."""
 SMALL = 1 << 20
 """The unpacked size in bytes that is always allowed, whatever the ratio."""
+_COUNT = re.compile(r"ngram +[0-9]+=\s*([0-9]{1,18})\s*$")
 _MARKS = ("<s>", "</s>", "<unk>", "<UNK>")
 
 
@@ -165,15 +166,15 @@ def read_ngrams(path: Path) -> tuple[kenlm.Model, list[str]]:
     """Read an ARPA file, plain or .gz, or a KenLM binary; return the model and its words, without marks such as <s>.
 
     Raises:
-        LanguageModelError: The file is not a language model, is far larger unpacked, or is a binary that was built
-            without its words.
+        LanguageModelError: The file is not a language model, is far larger unpacked, counts n-grams or has words in a
+            way that cannot be, or is a binary that was built without its words.
     """
     config = kenlm.Config()
     config.show_progress, config.arpa_complain = False, kenlm.ARPALoadComplain.NONE
     try:
         with _unpacked(path) as plain:
-            model = kenlm.Model(os.fsencode(plain), config)  # KenLM encodes text as UTF-8, whatever the locale
-            return model, [word for word in read_vocabulary(plain) if word not in _MARKS]
+            words = [word for word in read_vocabulary(plain, path) if word not in _MARKS]  # first, as it checks more
+            return kenlm.Model(os.fsencode(plain), config), words  # KenLM encodes text as UTF-8, whatever the locale
     except (OSError, EOFError, RuntimeError, UnicodeDecodeError, zlib.error) as error:
         raise LanguageModelError(f"{path} must be an ARPA file or a KenLM binary: {error}") from error
 
@@ -238,28 +239,41 @@ def _unpacked(path: Path) -> Iterator[Path]:
         yield Path(plain.name)
 
 
-def read_vocabulary(path: Path) -> Iterator[str]:
-    """Yield the words of an ARPA file or a KenLM binary, marks such as <s> included.
+def read_vocabulary(plain: Path, path: Path) -> Iterator[str]:
+    """Yield the words of an ARPA file or a KenLM binary, marks such as <s> included. `path` is for messages.
 
     Raises:
-        LanguageModelError: A KenLM binary was built without its words.
+        LanguageModelError: A count or a word is missing in its line of an ARPA file, a count is above the file's size
+            in bytes, or a KenLM binary was built without its words.
     """
-    with path.open("rb") as file:
+    with plain.open("rb") as file:
         magic = file.read(16)
     if not magic.startswith(b"mmap lm http"):
-        with path.open(encoding="utf-8") as arpa:
+        size = plain.stat().st_size
+        with plain.open(encoding="utf-8") as arpa:
             lines = iter(arpa)
             for line in lines:
                 if line.startswith("\\1-grams:"):
                     break
+                # KenLM takes memory for a count unchecked: with a negative one it ended the process.
+                count = _COUNT.match(line)
+                if line.startswith("ngram ") and not (count and int(count[1]) <= size):
+                    raise LanguageModelError(
+                        f"{path} must give a count of n-grams that it can hold, `ngram 1=200`, but gives {line!r:.200}"
+                    )
             for line in lines:
                 if line.startswith("\\"):
                     return
-                if line.strip():
-                    yield line.split("\t")[1].strip(" \t\r\n")  # KenLM keeps other white space
+                word = line.partition("\t")[2].partition("\t")[0].strip(" \t\r\n")  # KenLM keeps other white space
+                if word:
+                    yield word
+                elif line.strip():
+                    raise LanguageModelError(
+                        f"{path} must give a logarithm, tab and word in each line of `\\1-grams:`, not {line!r:.200}"
+                    )
         return
     # A KenLM binary ends with the words, each zero-terminated; <unk> is the first.
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+    with plain.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         begin = content.rfind(b"<unk>\0")
         if begin < 0:
             raise LanguageModelError(f"{path} must hold its words, but was built without: run build_binary without -v")
