@@ -8,6 +8,9 @@ import yaml
 MAX_ALIASED = 100_000
 """The most nodes and characters that all aliases of a document may stand for; nested ones can stand for billions."""
 
+_OTHER_ERRORS = (ValueError, TypeError, AttributeError, LookupError, ArithmeticError)
+"""What PyYAML raises beside its own errors: for a date with month 99, `!!int ""`, `!!bool maybe`, "\\U00110000"."""
+
 
 class _Loader(yaml.SafeLoader):
     def __init__(self, stream: str | bytes) -> None:
@@ -38,9 +41,13 @@ class _Loader(yaml.SafeLoader):
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         try:
-            return super().construct_object(node, deep)
-        except (ValueError, TypeError, AttributeError) as error:  # for example a date with month 99, or `!!int x`
-            raise yaml.constructor.ConstructorError(None, None, str(error), node.start_mark) from error
+            value = super().construct_object(node, deep)
+            if isinstance(value, int):
+                str(value)  # fails for very many digits, which Python refuses to read only in decimal
+            return value
+        except _OTHER_ERRORS as error:
+            found = f"a value is no {node.tag.rpartition(':')[2]}: {error}"
+            raise yaml.constructor.ConstructorError(None, None, found, node.start_mark) from error
 
 
 class _UniqueKeys(_Loader):
@@ -66,7 +73,10 @@ def load(text: str | bytes, *, unique_keys: bool = True) -> Any:
     Raises:
         yaml.YAMLError: The document does not parse, repeats a key, or has aliases for too much; with the line.
     """
+    loader = _UniqueKeys(text) if unique_keys else _Loader(text)
     try:
-        return yaml.load(text, _UniqueKeys if unique_keys else _Loader)
+        return loader.get_single_data()
     except RecursionError as error:
         raise yaml.YAMLError("its sections nest too deep") from error
+    except _OTHER_ERRORS as error:
+        raise yaml.MarkedYAMLError(None, None, str(error), loader.get_mark()) from error
