@@ -61,17 +61,19 @@ def _parse_line(line: bytes, folder: Path, where: str, with_texts: bool) -> Utte
     audio, duration, offset, source = map(row.get, ("audio_filepath", "duration", "offset", "source"))
     text = row.get("text") if with_texts else ""
     if not isinstance(audio, str) or not audio or "\0" in audio:
-        raise ValueError(f"{where}: `audio_filepath` must be the path of a sound file, found {audio!r}")
+        raise ValueError(f"{where}: `audio_filepath` must be the path of a sound file, found {audio!r:.200}")
     if not _is_number(duration) or not 0 < duration <= MOST_S:
         raise ValueError(
-            f"{where}: `duration` must be a positive number of seconds, at most {MOST_S:.0f}, found {duration!r}"
+            f"{where}: `duration` must be a positive number of seconds, at most {MOST_S:.0f}, found {duration!r:.200}"
         )
     if offset is not None and (not _is_number(offset) or not 0 <= offset <= MOST_S):
         raise ValueError(
-            f"{where}: `offset` must be a number of seconds into the file, at most {MOST_S:.0f}, found {offset!r}"
+            f"{where}: `offset` must be a number of seconds into the file, at most {MOST_S:.0f}, found {offset!r:.200}"
         )
     if not isinstance(text, str):
-        raise ValueError(f"{where}: `text` must be the clip's transcript, a string (empty without one), found {text!r}")
+        raise ValueError(
+            f"{where}: `text` must be the clip's transcript, a string (empty without one), found {text!r:.200}"
+        )
     file = Path(audio)
     file = folder / (file.expanduser() if file.parts[:1] == ("~",) else file)
     # Training takes a clip with an offset, even of 0, as a part of its file.
@@ -88,7 +90,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         keys = [key for key, _ in pairs]
-        raise ValueError(f"a key must come once, but {max(keys, key=keys.count)!r} does not")
+        raise ValueError(f"a key must come once, but {max(keys, key=keys.count)!r:.200} does not")
     return found
 
 

@@ -153,6 +153,11 @@ def test_the_title_of_a_clip_is_one_line(tmp_path):
         ('{"take": ' + "1" * 5000 + "}", "does not parse: Exceeds the limit"),
         ('{"a":' * 100_000, "does not parse: maximum recursion depth exceeded"),
         (json.dumps(LINE | {"offset": False}), "found False"),
+        *[
+            pytest.param(json.dumps(LINE | {field: ["a" * 5000]}), "found ['aaa", id=f"long {field}")
+            for field in ("audio_filepath", "duration", "offset", "text")
+        ],
+        pytest.param(f'{{"{"k" * 5000}": 1, "{"k" * 5000}": 2}}', "must come once, but 'kkk", id="long key"),
     ],
 )
 def test_a_bad_line_is_named_by_file_and_number_and_by_perf_alike(tmp_path, line, found):
@@ -161,6 +166,7 @@ def test_a_bad_line_is_named_by_file_and_number_and_by_perf_alike(tmp_path, line
         read_manifest(path)
     assert str(path) in str(error.value)
     assert found in str(error.value)
+    assert len(str(error.value)) < len(str(path)) + 400
     with pytest.raises(ValueError, match="line 2") as error_in_perf:
         read_in_perf(path, with_texts=True)
     assert str(error_in_perf.value) == str(error.value)
