@@ -110,6 +110,10 @@ class InvalidAudio(CarnelianClientError):
     """This clip cannot be transcribed: unreadable, empty, not finite, or too long."""
 
 
+OF_ALL_CLIPS = (AccessDenied, InvalidOption, ModelNotFound)
+"""What the next clip would fail with, too."""
+
+
 def without_frames(error: E) -> E:
     """Return an error to keep, without its traceback and those of its causes: their frames hold what was sent."""
     held: list[BaseException | None] = [error]

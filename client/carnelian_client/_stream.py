@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ._audio import check_rate, check_samples
-from ._errors import AccessDenied, CarnelianClientError, InvalidAudio, InvalidOption, ModelNotFound
+from ._errors import OF_ALL_CLIPS, CarnelianClientError, InvalidAudio
 from ._long import PIECE_ADVICE, check_longest_piece, quietest_end
 from ._result import later, transcript_from_result
 from ._types import Transcript, Utterance
@@ -130,7 +130,7 @@ class Stream:
         outcome.clip = f"live audio, from {span.start_s:.1f} to {span.end_s:.1f} s"
         if outcome.size_advice:  # it is of whole clips
             outcome.size_advice = PIECE_ADVICE
-        if isinstance(outcome, (AccessDenied, InvalidOption, ModelNotFound)):
+        if isinstance(outcome, OF_ALL_CLIPS):
             raise outcome
         return outcome if span.is_final else None
 
