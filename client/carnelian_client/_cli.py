@@ -7,30 +7,44 @@ import functools
 import inspect
 import os
 import sys
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
+from enum import Enum
 from pathlib import Path
-from typing import Annotated, Literal, TypeAlias, cast
+from typing import Annotated, cast
 
 import typer
 
-from ._audio import read_all
-from ._client import CarnelianClient, Outcome
+from ._client import CarnelianClient
 from ._errors import CarnelianClientError
-from ._formats import CONTROLS, ctm_name
+from ._files_cli import STDIN, Clip, Existing, all_names, check_ctm, place
+from ._formats import CONTROLS
 from ._long import DEFAULT_LONGEST_S, check_longest_piece
-from ._output_cli import deliver_all, drop_unprinted, name_once, prepare_stdout, print_text
+from ._output_cli import (
+    drop_unprinted,
+    name_once,
+    prepare_stdout,
+    print_text,
+    print_transcript,
+    write_transcript,
+)
 from ._retry import DEFAULT_ATTEMPTS, RetryPolicy
+from ._run_cli import Run, transcribe_each, transcribe_each_long
 from ._settings import DEFAULT_CONCURRENCY, DEFAULT_MODEL, DEFAULT_TIMEOUT_S, DEFAULT_URL, OWN_ADDRESS
 from ._stream import DEFAULT_INTERIM_S, DEFAULT_PAUSE_S, check_interim, check_pause
 from ._stream_cli import tell_stream
-from ._types import TLS, Audio, DecodingOptions, Utterance
+from ._types import TLS, DecodingOptions, Utterance
 
-STDIN = "-"
-SUFFIXES = {"text": "txt"}
 API_KEY_VARIABLE = "CARNELIAN_API_KEY"
 
-OutputFormat: TypeAlias = Literal["text", "json", "srt", "vtt", "ctm"]
-"""The formats in which a transcript can be printed."""
+
+class OutputFormat(Enum):
+    """The formats in which a transcript can be printed."""
+
+    TEXT = "text"
+    JSON = "json"
+    SRT = "srt"
+    VTT = "vtt"
+    CTM = "ctm"
 
 
 def _folder(path: str) -> Path:
@@ -59,10 +73,22 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions
 @app.command(epilog=f"An API key is read from the environment variable {API_KEY_VARIABLE}.")
 def transcribe(
     context: typer.Context,
-    files: Annotated[list[str], typer.Argument(metavar="FILE...", help="Audio files; - is the standard input.")],
+    files: Annotated[
+        list[str] | None, typer.Argument(metavar="FILE...", help="Audio files; - is the standard input.")
+    ] = None,
+    files_from: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LIST",
+            help="Transcribe the files that this one names too, one a line or as find -print0 does; - is as above.",
+        ),
+    ] = None,
     url: Annotated[str, typer.Option(help="host:port of Triton's gRPC endpoint.")] = DEFAULT_URL,
     model: Annotated[str, typer.Option(help="Name of the model.")] = DEFAULT_MODEL,
-    output: Annotated[OutputFormat, typer.Option("--format", help="What to print.")] = "text",
+    formats: Annotated[
+        list[OutputFormat] | None,
+        typer.Option("--format", help="What to print; repeatable with --out.  [default: text]"),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="The same as --format json: one object a line.")] = False,
     is_long: Annotated[
         bool, typer.Option("--long", help="Files of any length: cut in their pauses, one file after the other.")
@@ -91,6 +117,16 @@ def transcribe(
             parser=_folder, help="Write each file's transcript into this folder instead, as NAME.txt, .json, ..."
         ),
     ] = None,
+    root: Annotated[
+        Path | None,
+        typer.Option(parser=_folder, help="With --out, keep there the files' folders below this one."),
+    ] = None,
+    existing: Annotated[
+        Existing,
+        typer.Option(
+            help="With --out, what to do if files to write exist: refuse to begin, skip what is done, or replace them."
+        ),
+    ] = "refuse",
     options: Annotated[
         list[str] | None,
         typer.Option(
@@ -103,7 +139,9 @@ def transcribe(
     concurrency: Annotated[int, typer.Option(min=1, help="Requests in flight at a time.")] = DEFAULT_CONCURRENCY,
     attempts: Annotated[
         int,
-        typer.Option(min=1, help="Tries while the server is away or busy; 5 outlast 1.5 s, 20 outlast 38 s."),
+        typer.Option(
+            min=1, help="Tries within --timeout while the server is away or busy; 5 outlast 1.5 s, 20 outlast 38 s."
+        ),
     ] = DEFAULT_ATTEMPTS,
     tls: Annotated[bool, typer.Option("--tls", help="Encrypt, trusting the usual authorities.")] = False,
     ca: Annotated[
@@ -123,14 +161,23 @@ def transcribe(
     """Transcribe audio files with a Carnelian server.
 
     Prints the text; with several files, the file's name, a tab and the text. --format prints JSON lines, SRT or WebVTT
-    subtitles, or CTM instead. A file that fails is reported on the standard error and the others go on; the exit status
-    is then 1. It is 2 for wrong use.
+    subtitles, or CTM instead. A file that fails is reported on the standard error and the others go on, unless they
+    would fail for the same reason; the exit status is then 1. It is 2 for wrong use.
     """
     decoding = _options(options or [])
-    _check(_given_options(context), files, output, decoding)
-    kind = "json" if as_json else output
-    targets = _targets(files, out, kind)
-    prepare_stdout(kind)
+    chosen = [*(formats or []), *([OutputFormat.JSON] if as_json else [])]
+    kinds = tuple(dict.fromkeys(each.value for each in chosen or [OutputFormat.TEXT]))
+    names = all_names(files or [], files_from)
+    _check(_given_options(context), names, kinds, decoding)
+    if out is not None:
+        clips, num_there = place(names, kinds, out, root, existing)
+        deliver = functools.partial(write_transcript, may_replace=existing == "replace")
+    else:
+        clips, num_there = [Clip(name, {}) for name in names], 0
+        deliver = functools.partial(print_transcript, kind=kinds[0], with_name=len(names) > 1 or files_from is not None)
+        prepare_stdout(kinds[0])
+    run = Run(clips, concurrency)
+    go_on = "; the same command with --existing skip goes on" if out is not None and existing != "replace" else ""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC would write its own lines beside our messages
     try:
         check_longest_piece(longest_piece_s)
@@ -140,26 +187,35 @@ def transcribe(
         client = _connect(url, model, timeout_s, attempts, encryption)
     except (ValueError, OSError) as error:
         raise typer.BadParameter(str(error)) from error
-    with client:
-        if is_stream:
-            hear = functools.partial(
-                client.transcribe_stream,
-                interim_s=interim_s or None,
-                pause_s=pause_s,
-                longest_piece_s=longest_piece_s,
-                **decoding,
-            )
-            failures = _transcribe_stream(hear, files[0], kind)
-        else:
-            if is_long:
-                outcomes = _transcribe_long(client, files, longest_piece_s, concurrency, decoding)
+    has_failed = False
+    try:
+        with client:
+            if is_stream:
+                hear = functools.partial(
+                    client.transcribe_stream,
+                    interim_s=interim_s or None,
+                    pause_s=pause_s,
+                    longest_piece_s=longest_piece_s,
+                    **decoding,
+                )
+                failures = _transcribe_stream(hear, names[0], kinds[0])
+            elif is_long:
+                outcomes = transcribe_each_long(client, run.files(), longest_piece_s, concurrency, decoding)
+                failures = run.take(outcomes, deliver)
             else:
-                outcomes = _transcribe_many(client, files, concurrency, decoding)
-            failures = deliver_all(outcomes, kind, files, targets)
-        has_failed = False
-        for failure in failures:
-            has_failed = True
-            _tell(failure.translate(CONTROLS))
+                failures = run.take(transcribe_each(client, run.files(), concurrency, decoding), deliver)
+            for failure in failures:
+                has_failed = True
+                _tell(failure.translate(CONTROLS))
+    except KeyboardInterrupt:
+        if len(clips) > 1:
+            _tell(f"interrupted: {run.num_done} done, {run.num_failed} failed, {run.num_left} not tried{go_on}")
+        raise
+    if run.why_stopped and run.num_left:
+        are_left = "1 file was" if run.num_left == 1 else f"{run.num_left} files were"
+        _tell(f"stopped: {run.why_stopped}; {are_left} not tried{go_on}")
+    if num_there:
+        _tell(f"{num_there} of {num_there + len(clips)} files were transcribed already")
     if has_failed:
         if out is None:
             drop_unprinted()
@@ -171,15 +227,23 @@ def _given_options(context: typer.Context) -> set[str]:
     return {option for option, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
 
 
-def _check(given: set[str], files: list[str], output: OutputFormat, decoding: DecodingOptions) -> None:
-    """Refuse options that do not go together, and streams that are closed."""
-    is_plain = output in ("text", "json")
-    if "--json" in given and not is_plain:
-        raise typer.BadParameter(f"--json must come without another --format, but that is {output}; drop one")
-    if output in ("srt", "vtt") and len(files) > 1 and "--out" not in given:
-        raise typer.BadParameter(
-            f"--format {output} must have one file, or --out for a file each; there are {len(files)}"
-        )
+def _check(given: set[str], files: list[str], kinds: tuple[str, ...], decoding: DecodingOptions) -> None:
+    """Refuse options that do not go together, and a standard output that is closed."""
+    is_plain = set(kinds) <= {"text", "json"}
+    if "--out" not in given:
+        if given & {"--root", "--existing"}:
+            raise typer.BadParameter("--root and --existing must come with --out: what is printed has no files")
+        if len(kinds) > 1:
+            raise typer.BadParameter(
+                f"what is printed must have one format, but there are {' and '.join(kinds)}; drop the others, or use "
+                "--out for a file of each"
+            )
+        if kinds[0] in ("srt", "vtt") and len(files) > 1:
+            raise typer.BadParameter(
+                f"--format {kinds[0]} must have one file, or --out for a file each; there are {len(files)}"
+            )
+        if kinds[0] == "ctm":
+            check_ctm(files)
     if "--long" in given and "n_best" in decoding:
         raise typer.BadParameter("--long must come without the option n_best: alternatives belong to a piece of a file")
     if "--longest-piece" in given and not given & {"--long", "--stream"}:
@@ -188,12 +252,11 @@ def _check(given: set[str], files: list[str], output: OutputFormat, decoding: De
         raise typer.BadParameter("--pause and --interim must come with --stream: other files have no utterances")
     if given >= {"--concurrency", "--stream"}:
         raise typer.BadParameter("--concurrency must come without --stream: one utterance is sent after the other")
-    if "--stream" in given and (len(files) > 1 or given & {"--long", "--out"} or not is_plain):
+    if "--stream" in given and (len(files) > 1 or given & {"--long", "--out", "--files-from"} or not is_plain):
         raise typer.BadParameter(
-            "--stream must have one file, and must come without --long, --out, and other formats than text and json"
+            "--stream must have one file, and must come without --long, --out, --files-from, and other formats than "
+            "text and json"
         )
-    if STDIN in files and sys.stdin is None:
-        raise typer.BadParameter("- must be the standard input, but it is closed")
     if "--out" not in given and sys.stdout is None:
         raise typer.BadParameter("the standard output must be open, but it is closed; open it, or use --out")
 
@@ -208,30 +271,6 @@ def _connect(url: str, model: str, timeout_s: float, attempts: int, tls: TLS | N
     return client
 
 
-def _transcribe_many(
-    client: CarnelianClient, files: list[str], concurrency: int, options: DecodingOptions
-) -> Generator[Outcome, None, None]:
-    left = iter(files)
-    while True:
-        try:
-            yield from client.transcribe_many(map(_audio, left), concurrency=concurrency, **options)
-            return
-        except _StandardInputError as error:  # after the outcomes of the files before it
-            yield error
-
-
-def _transcribe_long(
-    client: CarnelianClient, files: list[str], longest_piece_s: float, concurrency: int, options: DecodingOptions
-) -> Generator[Outcome, None, None]:
-    for file in files:
-        try:
-            yield client.transcribe_long(
-                _audio(file), longest_piece_s=longest_piece_s, concurrency=concurrency, **options
-            )
-        except (CarnelianClientError, OSError) as error:
-            yield error
-
-
 def _transcribe_stream(
     hear: Callable[..., Iterator[Utterance | CarnelianClientError]], file: str, kind: str
 ) -> Iterator[str]:
@@ -243,34 +282,12 @@ def _transcribe_stream(
             for told in lines:
                 if isinstance(told, CarnelianClientError):
                     yield name_once(file, told)
-                elif failure := print_text(told, file):
-                    yield failure
-                    return
+                else:
+                    print_text(told)
     except BrokenPipeError:  # nobody reads on
         raise
     except (CarnelianClientError, ModuleNotFoundError, OSError) as error:
         yield name_once(file, error)
-
-
-def _targets(files: list[str], out: Path | None, kind: str) -> list[Path] | list[None]:
-    """Return the file to write for each clip, None for the standard output; make the folder `out`."""
-    if out is None:
-        if kind == "ctm" and len(set(map(ctm_name, files))) < len(files):
-            raise typer.BadParameter("--format ctm must have files of different names, which are its first column")
-        return [None] * len(files)
-    stems = ["stdin" if file == STDIN else Path(file).stem for file in files]
-    targets = [out / f"{stem}.{SUFFIXES.get(kind, kind)}" for stem in stems]
-    first: dict[Path, str] = {}
-    for file, target in zip(files, targets, strict=True):
-        if first.setdefault(target, file) != file:
-            raise typer.BadParameter(
-                f"--out must have files of different names, but {first[target]} and {file} would both be {target}"
-            )
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise typer.BadParameter(f"--out must be a folder, but {out} cannot be one: {error.strerror}") from error
-    return targets
 
 
 def _options(assignments: list[str]) -> DecodingOptions:
@@ -296,14 +313,3 @@ def _options(assignments: list[str]) -> DecodingOptions:
             raise typer.BadParameter(f"--option must name {name} once, but gives it as {chosen[name]!r} and {value!r}")
         chosen[name] = value
     return cast("DecodingOptions", chosen)
-
-
-class _StandardInputError(OSError):
-    """The standard input cannot be read."""
-
-
-def _audio(file: str) -> Audio:
-    try:
-        return read_all(sys.stdin.buffer) if file == STDIN else file
-    except OSError as error:  # as of a terminal that is gone
-        raise _StandardInputError(error.errno, f"the standard input cannot be read: {error.strerror}") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import errno
 import io
 import json
 import os
@@ -15,33 +16,53 @@ from typing import TYPE_CHECKING
 from ._formats import CONTROLS, FORMATTING, render
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from ._client import Outcome
+    from ._files_cli import Clip
+    from ._types import Transcript
 
 # For names, which share lines with transcripts.
 _ESCAPES = CONTROLS | {ord("\\"): r"\\"}
 
 
-def deliver_all(
-    outcomes: Iterator[Outcome], kind: str, files: list[str], targets: list[Path] | list[None]
-) -> Iterator[str]:
-    """Print or write the files' transcripts, and yield an error message for each that fails."""
-    for file, target, outcome in zip(files, targets, outcomes, strict=True):
-        name = f"{file.translate(_ESCAPES)}\t" if kind == "text" and len(files) > 1 and target is None else ""
-        if failure := _deliver(outcome, kind, file, target, name):
-            yield failure
+class OutputError(OSError):
+    """A transcript cannot be printed or written."""
 
 
-def print_text(text: str, file: str) -> str | None:
-    """Print what was heard in a file; return an error message if that cannot be done."""
+def print_text(text: str) -> None:
+    """Print what was heard in a file.
+
+    Raises:
+        BrokenPipeError: nobody reads on, as after `| head`.
+        OutputError: the standard output cannot be written.
+    """
     try:
         print(text, end="", flush=True)
-    except BrokenPipeError:  # nobody reads on, as after `| head`
+    except BrokenPipeError:
         raise
     except OSError as error:
-        return f"{file}: the standard output cannot be written: {error.strerror}"
-    return None
+        raise OutputError(error.errno, f"the standard output cannot be written: {error.strerror}") from error
+
+
+def print_transcript(transcript: Transcript, clip: Clip, kind: str, *, with_name: bool) -> None:
+    """Print a transcript, as text after its file's name if that is wanted; raise what `print_text` raises."""
+    name = f"{clip.file.translate(_ESCAPES)}\t" if kind == "text" and with_name else ""
+    print_text(name + _render(transcript, kind, clip.file))
+
+
+def write_transcript(transcript: Transcript, clip: Clip, *, may_replace: bool) -> None:
+    """Write a transcript in each format that the clip has a file for.
+
+    Raises:
+        OutputError: a file cannot be written, or is there and must not be replaced.
+    """
+    for kind, target in clip.targets.items():
+        # In JSON, a file's name that is no text is escaped; elsewhere it is as the system has it.
+        encoding_errors = "carnelian-json" if kind == "json" else "surrogateescape"
+        try:
+            if not may_replace and target.exists():  # since the run began: another one has written it
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+            _replace(target, _render(transcript, kind, clip.file).encode(errors=encoding_errors))
+        except OSError as error:
+            raise OutputError(error.errno, f"{target} cannot be written: {error.strerror}") from error
 
 
 def drop_unprinted() -> None:
@@ -77,19 +98,8 @@ def prepare_stdout(kind: str) -> None:
         sys.stdout.reconfigure(encoding=encoding, errors=plain.get(errors, errors))
 
 
-def _deliver(outcome: Outcome, kind: str, file: str, target: Path | None, name: str) -> str | None:
-    """Print a transcript after `name`, or write it to `target`; return an error message if that cannot be done."""
-    if isinstance(outcome, Exception):
-        return name_once(file, outcome)
-    text = render(outcome, kind, file).translate(FORMATTING)  # a label may be one
-    if target is None:
-        return print_text(name + text, file)
-    try:
-        # In JSON, a file's name that is no text is escaped; elsewhere it is as the system has it.
-        _replace(target, text.encode(errors="carnelian-json" if kind == "json" else "surrogateescape"))
-    except OSError as error:
-        return f"{file}: {target} cannot be written: {error.strerror}"
-    return None
+def _render(transcript: Transcript, kind: str, file: str) -> str:
+    return render(transcript, kind, file).translate(FORMATTING)  # a label may be one
 
 
 def _replace(target: Path, content: bytes) -> None:

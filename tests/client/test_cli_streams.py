@@ -80,7 +80,7 @@ def test_a_transcript_that_cannot_be_written_costs_the_others_nothing(transcribe
     other = tmp_path / "other.wav"
     other.write_bytes(wav)
     (tmp_path / "out" / "clip.txt").mkdir(parents=True)
-    status, _, err = transcribe(clip, other, "--url", endpoint.url, "--out", tmp_path / "out")
+    status, _, err = transcribe(clip, other, "--url", endpoint.url, "--out", tmp_path / "out", "--existing", "replace")
     assert status == 1
     assert err == f"carnelian-transcribe: {clip}: {tmp_path}/out/clip.txt cannot be written: Is a directory\n"
     assert (tmp_path / "out" / "other.txt").read_text() == f"{len(wav)} bytes\n"
@@ -91,11 +91,12 @@ def test_a_full_disk_costs_no_earlier_transcript(transcribe, endpoint, clip, tmp
     out.mkdir()
     (out / "earlier.txt").write_text("a good one\n")
     (out / "clip.txt").symlink_to("earlier.txt")
+    words = (clip, "--url", endpoint.url, "--out", out, "--existing", "replace")
     with room(0):
-        status, _, err = transcribe(clip, "--url", endpoint.url, "--out", out)
+        status, _, err = transcribe(*words)
     assert (status, err) == (1, f"carnelian-transcribe: {clip}: {out}/clip.txt cannot be written: File too large\n")
     assert (out / "earlier.txt").read_text() == "a good one\n"
-    assert transcribe(clip, "--url", endpoint.url, "--out", out)[0] == 0
+    assert transcribe(*words)[0] == 0
     assert (out / "clip.txt").read_text() == f"{clip.stat().st_size} bytes\n"
     assert sorted(path.name for path in out.iterdir() if not path.is_symlink()) == ["earlier.txt"]
 
@@ -104,12 +105,13 @@ def test_a_transcript_keeps_its_mode_and_a_pipe_stays_one(transcribe, endpoint, 
     out = tmp_path / "out"
     out.mkdir()
     (out / "clip.txt").touch(0o600)
-    assert transcribe(clip, "--url", endpoint.url, "--out", out)[0] == 0
+    words = (clip, "--url", endpoint.url, "--out", out, "--existing", "replace")
+    assert transcribe(*words)[0] == 0
     assert stat.S_IMODE((out / "clip.txt").stat().st_mode) == 0o600
     (out / "clip.txt").unlink()
     os.mkfifo(out / "clip.txt")
     reader = os.open(out / "clip.txt", os.O_RDONLY | os.O_NONBLOCK)
-    assert transcribe(clip, "--url", endpoint.url, "--out", out)[0] == 0
+    assert transcribe(*words)[0] == 0
     assert os.read(reader, 100).decode() == f"{clip.stat().st_size} bytes\n"
     os.close(reader)
 
