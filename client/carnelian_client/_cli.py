@@ -6,6 +6,7 @@ import contextlib
 import functools
 import inspect
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from enum import Enum
@@ -144,15 +145,15 @@ def transcribe(
         ),
     ] = DEFAULT_ATTEMPTS,
     tls: Annotated[bool, typer.Option("--tls", help="Encrypt, trusting the usual authorities.")] = False,
-    ca: Annotated[
+    ca_path: Annotated[
         Path | None,
-        typer.Option(help="Encrypt, trusting the authorities in this PEM file.", exists=True, dir_okay=False),
+        typer.Option("--ca", help="Encrypt, trusting the authorities in this PEM file.", exists=True, dir_okay=False),
     ] = None,
-    cert: Annotated[
-        Path | None, typer.Option(help="PEM file of this client's certificate.", exists=True, dir_okay=False)
+    cert_path: Annotated[
+        Path | None, typer.Option("--cert", help="PEM file of this client's certificate.", exists=True, dir_okay=False)
     ] = None,
-    key: Annotated[
-        Path | None, typer.Option(help="PEM file of the certificate's key.", exists=True, dir_okay=False)
+    key_path: Annotated[
+        Path | None, typer.Option("--key", help="PEM file of the certificate's key.", exists=True, dir_okay=False)
     ] = None,
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
@@ -183,10 +184,11 @@ def transcribe(
         check_longest_piece(longest_piece_s)
         check_pause(pause_s)
         check_interim(interim_s or None)
-        encryption = TLS(ca_path=ca, cert_path=cert, key_path=key) if tls or ca or cert or key else None
+        is_encrypted = tls or ca_path or cert_path or key_path
+        encryption = TLS(ca_path=ca_path, cert_path=cert_path, key_path=key_path) if is_encrypted else None
         client = _connect(url, model, timeout_s, attempts, encryption)
     except (ValueError, OSError) as error:
-        raise typer.BadParameter(str(error)) from error
+        raise typer.BadParameter(_in_options(str(error), context)) from error
     has_failed = False
     try:
         with client:
@@ -220,6 +222,12 @@ def transcribe(
         if out is None:
             drop_unprinted()
         raise typer.Exit(1)
+
+
+def _in_options(message: str, context: typer.Context) -> str:
+    """Name options in a message of the SDK where it has its arguments, after which the parameters here are named."""
+    options = {param.name: param.opts[0] for param in context.command.params} | {"api_key": API_KEY_VARIABLE}
+    return re.sub(r"`(\w+)`", lambda argument: options.get(argument[1], argument[0]), message)
 
 
 def _given_options(context: typer.Context) -> set[str]:

@@ -133,8 +133,7 @@ def check_longest_piece(longest_s: float) -> None:
     least_s, most_s = LONGEST_RANGE_S
     if not least_s <= longest_s <= most_s:
         raise ValueError(
-            f"the longest piece (`longest_piece_s`, `--longest-piece`) must have {least_s} to {most_s} s, "
-            f"but has {longest_s:g}."
+            f"the longest piece (`longest_piece_s`) must have {least_s} to {most_s} s, but has {longest_s:g}."
         )
 
 

@@ -190,7 +190,7 @@ def check_pause(pause_s: float) -> None:
     """Raise ValueError for a pause that cannot end utterances."""
     least_s, most_s = PAUSE_RANGE_S
     if not least_s <= pause_s <= most_s:
-        raise ValueError(f"`pause_s` (`--pause`) must be {least_s:g} to {most_s} s, but is {pause_s:g}.")
+        raise ValueError(f"`pause_s` must be {least_s:g} to {most_s} s, but is {pause_s:g}.")
 
 
 def check_interim(interim_s: float | None) -> None:

@@ -213,6 +213,32 @@ def test_wrong_use_exits_with_2(transcribe, words):
     assert err
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--url", "http://a:1"], "--url must be the host:port of .* turn encryption on with --tls"),
+        (["--timeout", "0"], "--timeout must be above 0"),
+        (["--stream", "--pause", "9"], "--pause must be 0.1 to 5 s, but is 9"),
+        (["--stream", "--interim", "-1"], "--interim must be above 0"),
+        (["--long", "--longest-piece", "2"], "the longest piece .--longest-piece. must have 5 to 60 s, but has 2"),
+        (["--ca", "empty.pem"], "--ca must be a PEM file of certificates, but empty.pem is none"),
+        (["--cert", "empty.pem"], "only --cert is given; add --key"),
+        (["--cert", "empty.pem", "--key", "empty.pem"], "--cert and --key must be PEM files that belong together"),
+    ],
+)
+def test_wrong_values_are_told_by_the_names_of_the_options(transcribe, tmp_path, monkeypatch, words, told):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty.pem").touch()
+    status, _, err = transcribe("a.wav", *words)
+    assert (status, bool(re.search(told, err)), "`" in err.replace("`--interim 0`", "")) == (2, True, False), err
+
+
+def test_an_api_key_that_cannot_be_sent_is_told_by_the_name_of_its_variable(transcribe, monkeypatch):
+    monkeypatch.setenv("CARNELIAN_API_KEY", "two\nlines")
+    status, _, err = transcribe("a.wav")
+    assert (status, "Invalid value: CARNELIAN_API_KEY, " in err) == (2, True), err
+
+
 def test_without_typer_the_command_says_what_to_install():
     code = "import sys; sys.modules['typer'] = None; from carnelian_client.__main__ import main; main()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
