@@ -240,6 +240,21 @@ def test_offline_perturbation_loses_no_speeds_of_an_earlier_run(tmp_path):
     assert [clip.extra.get("speed") for clip in found] == [None, 0.9, 1.1, 1.2]
 
 
+def test_offline_perturbation_overwrites_no_manifest_that_it_has_not_written(tmp_path):
+    soundfile.write(tmp_path / "a.wav", NOISE[:16000], 16000)
+    write_manifest(tmp_path / "m.jsonl", [Clip(tmp_path / "a.wav", 1.0, "a")])
+    made = read_manifest(perturb(tmp_path / "m.jsonl", tmp_path / "out", [1.1]))
+    by_hand = Clip(tmp_path / "b.wav", 1.0, "b")
+    for listed in ([by_hand], [*made, by_hand], [by_hand, *made]):
+        write_manifest(tmp_path / "out" / "manifest.jsonl", listed)
+        before = (tmp_path / "out" / "manifest.jsonl").read_text()
+        with pytest.raises(
+            ValueError, match=r"lose [12] clips that `perturb` has not .*, such as .*b\.wav: choose ano"
+        ):
+            perturb(tmp_path / "m.jsonl", tmp_path / "out", [1.1])
+        assert (tmp_path / "out" / "manifest.jsonl").read_text() == before
+
+
 def test_offline_perturbation_of_clips_with_a_speed_of_their_own_can_be_repeated(tmp_path):
     soundfile.write(tmp_path / "a.wav", NOISE[:16000], 16000)
     write_manifest(tmp_path / "m.jsonl", [Clip(tmp_path / "a.wav", 1.0, "a", {"speed": 0.93})])  # synthesised

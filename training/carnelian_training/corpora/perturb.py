@@ -35,7 +35,8 @@ def perturb(manifest: Path, directory: Path, speeds: Sequence[float]) -> Path:
 
     Raises:
         ValueError: A speed is outside 0.5 to 2, is 1 or occurs twice; a clip cannot be read or does not match its
-            manifest; or the new manifest would overwrite the old one, or lose speeds of an earlier run.
+            manifest; or the new manifest would overwrite the old one, or lose speeds of an earlier run or clips that
+            none has written.
     """
     if wrong := [speed for speed in speeds if not 0.5 <= speed <= 2.0 or speed == 1.0]:
         raise ValueError(f"speeds must be within 0.5 to 2.0 and not 1, but are {wrong}")
@@ -48,9 +49,7 @@ def perturb(manifest: Path, directory: Path, speeds: Sequence[float]) -> Path:
     if target.exists():
         _check_keeps(target, speeds)
     tasks = (
-        (clip, directory / f"{speed:g}" / f"{number:07d}-{clip.audio_filepath.stem}.flac", speed)
-        for speed in speeds
-        for number, clip in enumerate(clips)
+        (clip, _place(directory, speed, number, clip), speed) for speed in speeds for number, clip in enumerate(clips)
     )
     new = []
     total = len(speeds) * len(clips)
@@ -63,19 +62,39 @@ def perturb(manifest: Path, directory: Path, speeds: Sequence[float]) -> Path:
     return target
 
 
+def _place(directory: Path, speed: float, number: int, clip: Clip) -> Path:
+    """Return where a manifest's clip of this number goes at a speed."""
+    return directory / f"{speed:g}" / f"{number:07d}-{clip.audio_filepath.stem}.flac"
+
+
 def _check_keeps(manifest: Path, speeds: Sequence[float]) -> None:
-    """Check that an earlier run's manifest has clips of these speeds only."""
-    earlier = {
-        speed
-        for clip in read_manifest(manifest)
-        # A synthesised clip has a speed of its own.
-        if isinstance(speed := clip.extra.get("speed"), int | float)
-        and clip.audio_filepath.parent == manifest.parent / f"{speed:g}"
-    }
-    if lost := sorted(earlier - {*speeds}):
+    """Check that a manifest is of an earlier run, whose speeds are among these.
+
+    Raises:
+        ValueError: It has another speed, or a clip that no earlier run has written.
+    """
+    made: dict[Path, float] = {}
+    given = []
+    for clip in read_manifest(manifest):
+        speed = clip.extra.get("speed")  # a synthesised clip has a speed of its own
+        if isinstance(speed, int | float) and clip.audio_filepath.parent == manifest.parent / f"{speed:g}":
+            made[clip.audio_filepath] = speed
+        else:
+            given.append(clip)
+    if lost := sorted({*made.values()} - {*speeds}):
         raise ValueError(
             f"{manifest} would lose its clips of the speeds {', '.join(map(str, lost))}: ask for these too, or choose "
             "another folder"
+        )
+    others = [
+        clip
+        for number, clip in enumerate(given)
+        if not any(_place(manifest.parent, speed, number, clip) in made for speed in speeds)
+    ]
+    if others:
+        raise ValueError(
+            f"{manifest} would lose {len(others)} clips that `perturb` has not written, such as {others[0].title}: "
+            "choose another folder"
         )
 
 
