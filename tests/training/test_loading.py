@@ -199,6 +199,29 @@ def test_evaluation_names_the_bad_clips_of_all_batches_and_stops_at_the_first(ba
         next(batches)
 
 
+def test_evaluation_names_the_manifest_and_at_most_ten_of_its_bad_clips(bad_clips):
+    bad = [Item(dataclasses.replace(bad_clips["nan"], duration=1.5 - i / 100, offset=0.0)) for i in range(3)]
+    items = [*bad, *(Item(bad_clips["text"]) for _ in range(10)), Item(read_manifest(CLIPS)[0])]
+    with pytest.raises(RuntimeError) as error:
+        list(load([items[:6], items[6:]], FeatureSettings(), 1, manifest=Path("m.jsonl")))
+    head, *named, last = str(error.value).splitlines()
+    assert head == "m.jsonl must name clean clips, but 13 of 14 are bad:"
+    assert [line.partition(":")[0] for line in named] == [f"  {item.title}" for item in items[:10]]
+    assert last == "  and 3 more"
+
+
+def test_missing_files_are_told_before_any_other_is_decoded(bad_clips, monkeypatch):
+    clips = [*read_manifest(CLIPS), bad_clips["missing"], bad_clips["pipe"], bad_clips["text"]]
+    monkeypatch.setattr("carnelian_training.data.loading.run_surviving", lambda *_: pytest.fail("decodes"))
+    with pytest.raises(RuntimeError) as error:
+        next(load([[Item(clip)] for clip in clips], FeatureSettings(), 1, manifest=Path("m.jsonl")))
+    assert str(error.value).splitlines() == [
+        "m.jsonl must name clean clips, but 2 of 9 are bad (a relative path begins at the manifest's own folder):",
+        f"  {bad_clips['missing'].title}: No such file or directory",
+        f"  {bad_clips['pipe'].title}: must be a regular file, but is a folder, a pipe or a device",
+    ]
+
+
 def test_without_a_cufft_that_dali_can_use_features_are_computed_on_the_cpu(tiny_config, monkeypatch, caplog):
     batches = [[Item(clip) for clip in read_manifest(tiny_config.data.dev)]]
     (plain,) = load(batches, FeatureSettings(), 1)

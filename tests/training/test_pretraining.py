@@ -228,7 +228,7 @@ def test_an_evaluation_takes_what_a_laptop_can_however_large_steps_are(config, c
     clips = [Clip(Path(f"{i}.wav"), 10.0, "") for i in range(200)]
     planned = []
     monkeypatch.setattr(contrastive, "read_clips", lambda manifest: clips)
-    monkeypatch.setattr(contrastive, "load", lambda batches, *_: planned.extend(batches) or iter(()))
+    monkeypatch.setattr(contrastive, "load", lambda batches, *_, **__: planned.extend(batches) or iter(()))
     contrastive.evaluate(new_state(config, CPU).model, changed(config, data={"batch_s": 5600}), CLIPS, CPU)
     assert max(map(len, planned)) == 60
 

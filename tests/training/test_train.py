@@ -155,7 +155,7 @@ def test_an_epoch_of_bad_clips_alone_ends_the_run(tiny_config, changed, bad_clip
 
 def test_bad_dev_clips_end_a_run_before_it_begins(tiny_config, changed, bad_clips, tmp_path):
     write_manifest(tmp_path / "dev.jsonl", [*read_manifest(tiny_config.data.dev), *bad_clips.values()])
-    with pytest.raises(RuntimeError, match=r"dev\.jsonl must name clean clips, but 10 are bad") as error:
+    with pytest.raises(RuntimeError, match=r"dev\.jsonl must name clean clips, but 10 of 19 are bad") as error:
         train(changed(tiny_config, data={"dev": tmp_path / "dev.jsonl"}), tmp_path / "run")
     assert "truncated.wav: " in str(error.value)
     assert not (tmp_path / "run").exists()

@@ -71,9 +71,9 @@ def read_features(manifest: Path, config: Config) -> Int8Clips:
         raise QuantisationError(f"a manifest to calibrate on must name at least one clip, but {manifest} has none")
     step = math.ceil(len(clips) / MOST_CLIPS)
     if isinstance(config.features, WaveformSettings):
-        return Int8Clips([], load_features(clips[::step], config))
+        return Int8Clips([], load_features(clips[::step], config, manifest))
     # Of few clips, both uses have the same ones.
-    read = {start: load_features(clips[start::step], config) for start in {0, step // 2}}
+    read = {start: load_features(clips[start::step], config, manifest) for start in {0, step // 2}}
     features, others = read[0], read[step // 2]
     # Features are normalised: each band of a clip has variance 1, except bands of which nothing is heard.
     audible = [clip for clip in features if clip.std() > 0.5]
@@ -86,13 +86,13 @@ def read_features(manifest: Path, config: Config) -> Int8Clips:
     return Int8Clips(audible, others)
 
 
-def load_features(clips: Sequence[Clip], config: Config) -> list[ClipFeatures]:
-    """Compute the features of clips: [num_mels, frames] float32 each, or [samples] for wav2vec 2.0.
+def load_features(clips: Sequence[Clip], config: Config, manifest: Path) -> list[ClipFeatures]:
+    """Compute the features of a manifest's clips: [num_mels, frames] float32 each, or [samples] for wav2vec 2.0.
 
     Raises:
-        RuntimeError: A clip cannot be read.
+        RuntimeError: Clips are bad; see :func:`carnelian_training.data.loading.load`.
     """
-    batches = load([[Item(clip)] for clip in clips], config.features, config.data.num_threads)
+    batches = load([[Item(clip)] for clip in clips], config.features, config.data.num_threads, manifest=manifest)
     # Samples are one channel.
     return [batch.features[0, :, : int(batch.lengths[0])].squeeze(0).numpy() for batch in batches]
 

@@ -130,7 +130,7 @@ def measure(
     usual = decoder.change_options(weights)
     for boost in boosts:
         decoder.read_options({"decoder": "beam", "hotwords": [], "hotword_boost": str(boost)}, usual)
-    log_probs = score_all(network, config, clips)
+    log_probs = score_all(network, config, clips, manifest)
     batch = make_batch(log_probs, frame_duration_s(config))
     references = single_spaced(clip.text for clip in clips)
     audio_s = sum(clip.duration for clip in clips)

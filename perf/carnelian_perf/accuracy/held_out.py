@@ -99,7 +99,7 @@ def measure(
     origin = describe_origin()
     clips = clips_to_evaluate(manifest)
     of_clip = deal(clips, groups)
-    log_probs = score_all(network, config, clips)
+    log_probs = score_all(network, config, clips, manifest)
     decoder = build_decoder(config, language_model, neural_language_model=neural_language_model)
     chosen, heard = decode_with_weights_of_others(decoder, log_probs, clips, of_clip)
     rows = [

@@ -87,7 +87,7 @@ def measure(config: Config, network: CtcNetwork, calibration: Path, manifest: Pa
     check_others(read_manifest(calibration), clips)
     # Before anything is timed: threads that read ahead would be counted for the form that runs. Before the graphs are
     # made, too, which takes longer: a clip may not be there.
-    inputs = load_features(clips, config)
+    inputs = load_features(clips, config, manifest)
     decoder = build_decoder(config)
     graphs = (export_ragged(network), quantise(network, read_features(calibration, config).calibration))
     # One thread: the CPU clock of a process counts a pool's threads late, and also their spinning after the work.

@@ -104,7 +104,7 @@ def measure(
     """Measure words with and without calibration, and calibrate by all clips."""
     origin = describe_origin()
     clips = clips_to_evaluate(manifest)
-    log_probs = score_all(network, config, clips)
+    log_probs = score_all(network, config, clips, manifest)
     references = [align(clip) for clip in clips]
 
     def listen(corrections: Sequence[ctc.Calibration]) -> list[Heard]:

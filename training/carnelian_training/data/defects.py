@@ -4,12 +4,17 @@ Every check returns a message, or a :class:`Defect` where messages are counted b
 and, where useful, what must hold; None if nothing is wrong. The limits are those of the run's configuration.
 """
 
+import os
 import unicodedata
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import NamedTuple
 
 from carnelian_training.config import Config
 from carnelian_training.ctc.alignment import least_frames
 from carnelian_training.ctc.spelling import choose_cases, quote
+from carnelian_training.data.audio import check_regular, error_words
 from carnelian_training.data.manifest import Clip
 from carnelian_training.features import SAMPLE_RATE_HZ
 from carnelian_training.text import to_given_labels
@@ -17,6 +22,8 @@ from carnelian_training.text import to_given_labels
 SILENT_RMS = 10 ** (-90 / 20)
 """The root mean square, relative to full scale 1, below which a clip is silent: above a 16-bit recording of which only
 the last bit changes."""
+MOST_NAMED = 10
+"""The most clips that an error names."""
 
 
 class Defect(NamedTuple):
@@ -100,6 +107,37 @@ def silence_defect(level: float) -> str | None:
     """Return a message if the clip is silent; `level` is its root mean square without its constant offset."""
     silent = f"silent: root mean square {level:.1e} of full scale, a constant offset apart"
     return silent if level < SILENT_RMS else None
+
+
+def refusal(bad: Sequence[tuple[Clip, str]], total: int, manifest: Path | None) -> str:
+    """Return the message about clips, of a manifest unless None, of which some are `bad`, each with the reason."""
+    named = [f"  {clip.title}: {defect}" for clip, defect in bad]
+    is_lost = not all(os.path.exists(clip.audio_filepath) for clip, _ in bad)  # noqa: PTH110  (no name breaks it)
+    where = " (a relative path begins at the manifest's own folder)" if is_lost else ""
+    more = [f"  and {len(named) - MOST_NAMED} more"] if len(named) > MOST_NAMED else []
+    head = f"{manifest or 'a manifest'} must name clean clips, but {len(named)} of {total} are bad{where}:"
+    return "\n".join([head, *named[:MOST_NAMED], *more])
+
+
+def check_files(clips: Sequence[Clip], num_threads: int, manifest: Path | None) -> None:
+    """Check that the files of clips are there, so that a wrong path is told before minutes of work.
+
+    Raises:
+        RuntimeError: Some are missing, or are folders or pipes; see :func:`refusal`.
+    """
+
+    def file_defect(path: Path) -> str | None:
+        try:
+            check_regular(path)
+        except (OSError, RuntimeError) as error:
+            return error_words(error)
+        return None
+
+    files = list(dict.fromkeys(clip.audio_filepath for clip in clips))
+    with ThreadPoolExecutor(num_threads) as pool:  # a file system on a network takes milliseconds to answer
+        found = dict(zip(files, pool.map(file_defect, files), strict=True))
+    if bad := [(clip, words) for clip in clips if (words := found[clip.audio_filepath])]:
+        raise RuntimeError(refusal(bad, len(clips), manifest))
 
 
 def duration_tolerance_s(clip: Clip) -> float:

@@ -24,7 +24,14 @@ from carnelian_training.config import Config
 from carnelian_training.data.acoustics import UNDISTURBED, disturb, read_sounds
 from carnelian_training.data.audio import Encoded
 from carnelian_training.data.decoding import decode, level, pool, read_batch, run_surviving
-from carnelian_training.data.defects import alignment_defect, duration_tolerance_s, silence_defect, sound_defect
+from carnelian_training.data.defects import (
+    alignment_defect,
+    check_files,
+    duration_tolerance_s,
+    refusal,
+    silence_defect,
+    sound_defect,
+)
 from carnelian_training.data.manifest import Clip
 from carnelian_training.data.plan import Item
 from carnelian_training.features import SAMPLE_RATE_HZ, FeatureSettings
@@ -75,6 +82,7 @@ def load(
     *,
     training: Config | None = None,
     strict: bool = True,
+    manifest: Path | None = None,
     named: set[tuple[str, str]] | None = None,
     prefetch: int = 2,
 ) -> Iterator[Batch]:
@@ -87,17 +95,22 @@ def load(
         training: the configuration of the training run: a clip that breaks its limits is left out of its batch, logged
             and listed in `Batch.skipped`. None, for evaluation: there are no limits, and a bad clip is an error.
         strict: without `training`, False leaves out bad clips as training does.
+        manifest: the clips' manifest, for the message of an error.
         named: clips and defects that the log has already named, which it does not name again; new ones are added.
         prefetch: number of batches that DALI works on before they are needed.
 
     Raises:
         RuntimeError: Without `training`, and if `strict`, clips cannot be decoded or do not match their manifest. No
-            batch is yielded after the first such clip; the error comes at the end and names all with the reasons.
+            batch is yielded after the first such clip; the error comes at the end and names the first with the reasons.
+            Files that are missing are named before the first batch.
     """
     failed: dict[Clip, str] = {}
     broken: set[Path] = set()
     named = set() if named is None else named
-    refused: list[str] = []
+    refused: list[tuple[Clip, str]] = []
+    is_strict = training is None and strict
+    if is_strict:
+        check_files([item.clip for items in batches for item in items], num_threads, manifest)
     largest = max(map(len, batches), default=0) or 1
     is_disturbed = any(item.disturbance != UNDISTURBED for items in batches for item in items)
 
@@ -108,14 +121,14 @@ def load(
         batch = _no_clips(channels(settings))
         if items:
             batch = _batch(items, [output.as_cpu() for output in outputs], failed, training)
-        if training is None and strict:
-            refused += [f"{item.title}: {defect}" for item, defect in batch.skipped]
+        if is_strict:
+            refused += [(item.clip, defect) for item, defect in batch.skipped]
         else:
             _warn_once(batch.skipped, named)
         if not refused:
             yield batch
     if refused:
-        raise RuntimeError("\n".join(refused))
+        raise RuntimeError(refusal(refused, sum(map(len, batches)), manifest))
 
 
 def _pipeline(

@@ -26,6 +26,7 @@ from carnelian_training.data.defects import (
     alignment_defect,
     duration_defect,
     planned_frames,
+    refusal,
     silence_defect,
     sound_defect,
     text_defect,
@@ -146,22 +147,21 @@ def check_clean(clips: Sequence[Clip], manifest: Path, num_threads: int, process
     Every process has to call it, with the same clips, and decodes its share of them.
 
     Raises:
-        RuntimeError: In the leading process, if evaluation would refuse some clips; the message names each with the
-            reason.
+        RuntimeError: In the leading process, if evaluation would refuse some clips; the message names the first
+            with the reasons.
     """
     share = range(process.rank, len(clips), process.size)
     heard = _listen([clips[i] for i in share], manifest, 0, num_threads, is_shown=process.leads)
     bad = process.union(
         {
-            i: f"{clip.title}: {found[kind]}"
+            i: found[kind]
             for i, (clip, found) in zip(share, heard, strict=True)
             for kind in ("unreadable", "sound")
             if kind in found
         }
     )
     if bad and process.leads:
-        named = [bad[i] for i in sorted(bad)]
-        raise RuntimeError("\n".join([f"{manifest} must name clean clips, but {len(bad)} are bad", *named]))
+        raise RuntimeError(refusal([(clips[i], bad[i]) for i in sorted(bad)], len(clips), manifest))
 
 
 def _identity(clip: Clip) -> int:

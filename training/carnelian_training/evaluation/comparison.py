@@ -87,7 +87,8 @@ def compare(
 
     Raises:
         ValueError: A file is not a manifest, or its transcripts have no words.
-        RuntimeError: The server is not ready.
+        RuntimeError: The server is not ready, or clips are bad.
+        OptionError: The server does not know an option.
     """
     failed: set[Clip] = set()
     with contextlib.ExitStack() as stack:
@@ -97,7 +98,7 @@ def compare(
         for manifest in manifests:
             clips = clips_to_evaluate(manifest)
             warn_of_characters(clips, config.labels)
-            log_probs = score_all(network, config, clips)
+            log_probs = score_all(network, config, clips, manifest)
             ways = ways_to_decode(decoder)
             parts: dict[str, list[_Part]] = {name: [] for name in ways}
             for source, places in _by_source(clips).items():

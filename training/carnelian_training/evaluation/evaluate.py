@@ -74,6 +74,7 @@ def evaluate(
 
     Raises:
         ValueError: The file is not a manifest, or its transcripts have no words.
+        RuntimeError: Clips are bad; see :func:`.load`.
     """
     decoder = decoder or build_decoder(config)
     options = options or ctc.Options()
@@ -81,7 +82,7 @@ def evaluate(
     clips = clips_to_evaluate(manifest)
     heard: dict[int, str] = {}
     too_short: dict[int, str] = {}
-    for share, log_probs in score(model, config, clips, process):
+    for share, log_probs in score(model, config, clips, process, manifest):
         hypotheses = decoder.decode(log_probs, [options] * len(share))
         heard |= {i: hypothesis.text for i, hypothesis in zip(share, hypotheses, strict=True)}
         too_short |= {share[k]: why for k, why in find_too_short([clips[i] for i in share], log_probs).items()}
@@ -100,17 +101,33 @@ def find_too_short(clips: Sequence[Clip], log_probs: Sequence[LogProbs]) -> dict
 
 @torch.inference_mode()
 def score(
-    model: CtcNetwork, config: Config, clips: Sequence[Clip], process: Process, *, strict: bool = True
+    model: CtcNetwork,
+    config: Config,
+    clips: Sequence[Clip],
+    process: Process,
+    manifest: Path | None,
+    *,
+    strict: bool = True,
 ) -> Iterator[tuple[list[int], list[LogProbs]]]:
     """Run the network on this process's share of the clips; yield positions and log-probabilities, batch by batch.
 
-    A bad clip is an error or, if not `strict`, logged and left out. The process of rank 0 shows its progress.
+    A bad clip is an error, with the name of `manifest`, or, if not `strict`, logged and left out. The process of rank 0
+    shows its progress.
+
+    Raises:
+        RuntimeError: Clips are bad, and `strict`; see :func:`.load`.
     """
     order = sorted(range(len(clips)), key=lambda i: clips[i].duration)
     batches = group([Item(clips[i]) for i in order], batch_s(config))
     positions = iter(order)
     shares = [[next(positions) for _ in batch] for batch in batches][process.rank :: process.size]
-    loaded = load(batches[process.rank :: process.size], config.features, config.data.num_threads, strict=strict)
+    loaded = load(
+        batches[process.rank :: process.size],
+        config.features,
+        config.data.num_threads,
+        strict=strict,
+        manifest=manifest,
+    )
     total = sum(map(len, shares))
     with clip_progress(total, is_shown=process.leads, leave=False) as progress:
         for share, batch in zip(shares, loaded, strict=True):
@@ -123,9 +140,15 @@ def score(
             progress(len(share))
 
 
-def score_all(model: CtcNetwork, config: Config, clips: Sequence[Clip]) -> list[LogProbs]:
-    """Return the log-probabilities of each clip, [frames, labels + 1], to decode them more than once."""
+def score_all(model: CtcNetwork, config: Config, clips: Sequence[Clip], manifest: Path | None = None) -> list[LogProbs]:
+    """Return the log-probabilities of each clip, [frames, labels + 1], to decode them more than once.
+
+    `manifest`, that of the clips, is for the message of an error.
+
+    Raises:
+        RuntimeError: Clips are bad; see :func:`.load`.
+    """
     found: dict[int, LogProbs] = {}
-    for share, log_probs in score(model, config, clips, Process(next(model.parameters()).device)):
+    for share, log_probs in score(model, config, clips, Process(next(model.parameters()).device), manifest):
         found |= {i: clip.copy() for i, clip in zip(share, log_probs, strict=True)}
     return [found[i] for i in range(len(clips))]

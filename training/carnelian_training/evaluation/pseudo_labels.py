@@ -37,7 +37,7 @@ def transcribe(
     """
     clips = read_clips(manifest)
     heard: dict[int, tuple[str, float]] = {}
-    for share, log_probs in score(model, config, clips, process, strict=False):
+    for share, log_probs in score(model, config, clips, process, manifest, strict=False):
         hypotheses = decoder.decode(log_probs, [options] * len(share))
         heard |= {i: (found.text, found.confidence) for i, found in zip(share, hypotheses, strict=True)}
     heard = process.union(heard)

@@ -43,7 +43,7 @@ def weigh(
     warn_of_characters(clips, config.labels)
     if not any(set(word) <= set(config.labels) for clip in clips for word in clip.text.split()):
         raise ValueError(f"references must have words in the labels to choose weights, but {manifest} has none")
-    log_probs, references = score_all(network.to(find_device()), config, clips), [clip.text for clip in clips]
+    log_probs, references = score_all(network.to(find_device()), config, clips, manifest), [clip.text for clip in clips]
     options = choose_weights(log_probs, references, decoder)
     rates = word_error_rates(log_probs, references, decoder, options)
     models = [path.name for path in (language_model, neural_language_model) if path]

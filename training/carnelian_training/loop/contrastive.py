@@ -159,13 +159,13 @@ def evaluate(model: Wav2Vec2Pretraining, config: Config, manifest: Path, process
 
     Raises:
         ValueError: The file is not a manifest, or has no clips.
-        RuntimeError: A clip cannot be used; the message names it.
+        RuntimeError: Clips are bad; see :func:`.load`.
     """
     items = [Item(clip, seed=seed) for seed, clip in enumerate(read_clips(manifest))]
     items.sort(key=lambda item: item.duration_s)
     shares = group(items, batch_s(config))[process.rank :: process.size]
     sums = no_sums(model.settings, process)
-    for batch in load(shares, config.features, config.data.num_threads):
+    for batch in load(shares, config.features, config.data.num_threads, manifest=manifest):
         with evaluating(model), full_precision():
             contrast = model(**augmented(batch, config, process.device), seeds=batch.seeds)
         sums += sums_of(contrast)
