@@ -94,6 +94,31 @@ def test_a_clip_that_the_server_refuses_is_named_and_counted(server, tmp_path, r
     assert "broken.wav failed" in err
 
 
+def test_what_a_server_says_of_a_clip_names_the_file_once(server, tmp_path):
+    (tmp_path / "broken.wav").write_bytes(b"RIFF")
+    (tmp_path / "folder.wav").mkdir()
+    clips = [Clip(tmp_path / name, 1.0, "a") for name in ("broken.wav", "folder.wav", "gone.wav")]
+    with served.connect(server.grpc_url, "quartznet_demo") as client:
+        failures = served.transcribe_served(client, clips, {}).failures
+    assert failures.keys() == {0, 1, 2}
+    assert not any(str(tmp_path) in reason for reason in failures.values())
+
+
+def test_missing_files_are_told_before_a_server_is_asked(tmp_path, write_rows, run_evaluate):
+    manifest = write_rows(tmp_path / "m.jsonl", [{"audio_filepath": "gone.wav", "duration": 3.6, "text": "a"}])
+    status, printed, err = run_evaluate("--url", "localhost:1", manifest)
+    assert (status, printed) == (1, "")
+    assert "m.jsonl must name clean clips, but 1 of 1 are bad (a relative path begins at the manifest's own" in err
+
+
+def test_an_option_that_a_server_does_not_know_is_one_line_and_no_rate(server, run_evaluate):
+    """Each clip was named with it, and the WER was 100 %."""
+    status, printed, err = run_evaluate("--url", server.grpc_url, CLIPS, "--decoder", "beem")
+    assert (status, printed) == (2, "")
+    assert err == ("carnelian-train: wrong option: decoder must be one of greedy, beam, ngram, but is 'beem'\n")
+    assert run_evaluate(DEMO, CLIPS, "--decoder", "beem")[0] == status
+
+
 def test_a_table_names_the_clips_that_fail_once_and_warns_of_capitals(
     server, tmp_path, run_evaluate, write_rows, read_rows
 ):
@@ -113,8 +138,15 @@ def test_a_table_names_the_clips_that_fail_once_and_warns_of_capitals(
 
 
 def test_no_such_model_at_the_server(server):
-    with pytest.raises(RuntimeError, match="no 'absent' ready"):
+    with pytest.raises(RuntimeError, match=r"no 'absent' ready; it serves quartznet_demo$"):
         evaluate_served(server.grpc_url, "absent", CLIPS)
+
+
+def test_where_no_server_answers_the_sdk_says_why(server):
+    with pytest.raises(RuntimeError, match=r"no 'quartznet_demo' ready: .*Connection refused; check `url`"):
+        evaluate_served("localhost:1", "quartznet_demo", CLIPS)
+    with pytest.raises(RuntimeError, match=r"no 'quartznet_demo' ready: .*`url` is not its gRPC port"):
+        evaluate_served(server.http_url, "quartznet_demo", CLIPS)
 
 
 def test_without_the_sdk_a_server_cannot_be_evaluated(monkeypatch):

@@ -7,10 +7,14 @@ import logging
 import time
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from carnelian_training.ctc import OptionError
+from carnelian_training.data.audio import error_words
 from carnelian_training.data.decoding import read_clip
+from carnelian_training.data.defects import check_files
 from carnelian_training.data.manifest import Clip, clips_to_evaluate
 from carnelian_training.evaluation.error_rates import Evaluation
 from carnelian_training.progress import clip_progress
@@ -31,10 +35,12 @@ def evaluate_served(url: str, model: str, manifest: Path, options: Mapping[str, 
     `url` is host:port of the server's gRPC endpoint, and `options` are those that differ from the server's own.
 
     Raises:
-        RuntimeError: The SDK is not installed, or the server has no such model ready.
+        RuntimeError: The SDK is not installed, the server has no such model ready, or sound files are missing.
+        OptionError: The server does not know an option.
         ValueError: The file is not a manifest, or its transcripts have no words.
     """
     clips = clips_to_evaluate(manifest)
+    check_files(clips, CONCURRENCY, manifest)
     with connect(url, model) as client:
         evaluation = transcribe_served(client, clips, options or {})
     warn_of_accents([clip.text for clip in clips], evaluation.transcripts)
@@ -76,19 +82,25 @@ def connect(url: str, model: str) -> "CarnelianClient":
             "where carnelian-training came (in a clone: pip install ./client)"
         ) from error
     client = CarnelianClient(url, model=model)
-    why = ""
     try:
         if client.is_ready():
             return client
-    except CarnelianClientError as error:  # for example if the server is shutting down
+        # Evaluation asks for models with a stage that decodes.
+        ready = {entry.name for entry in client.models() if entry.is_ready}
+        why = f"; it serves {', '.join(sorted(name for name in ready if f'{name}_ctc' in ready)) or 'no recogniser'}"
+    except CarnelianClientError as error:  # it does not answer, or is shutting down
         why = f": {error}"
     client.close()
     raise RuntimeError(f"the server must be running and have the model ready, but {url} has no {model!r} ready{why}")
 
 
 def transcribe_served(client: "CarnelianClient", clips: Sequence[Clip], options: Mapping[str, Any]) -> Evaluation:
-    """Transcribe clips with a server, `CONCURRENCY` at a time; a clip that cannot be read here is a failure."""
-    from carnelian_client import Transcript
+    """Transcribe clips with a server, `CONCURRENCY` at a time; a clip that cannot be read here is a failure.
+
+    Raises:
+        OptionError: The server does not know an option, or not this value: no clip would get a transcript.
+    """
+    from carnelian_client import CarnelianClientError, InvalidOption, Transcript
 
     unread: dict[Clip, str] = {}
     failures: dict[int, str] = {}
@@ -107,16 +119,20 @@ def transcribe_served(client: "CarnelianClient", clips: Sequence[Clip], options:
     decoding = cast("DecodingOptions", options)  # the server says which options are wrong
     answers = client.transcribe_many(recordings(), concurrency=CONCURRENCY, **decoding)
     outcomes = []
-    with clip_progress(len(clips), leave=False) as progress:
+    with closing(answers), clip_progress(len(clips), leave=False) as progress:
         for outcome in answers:
+            if isinstance(outcome, InvalidOption):
+                raise OptionError(outcome.message)
             outcomes.append(outcome)
             progress(1)
     heard = [""] * len(clips)
     for i, outcome in zip(sent, outcomes, strict=True):
         if isinstance(outcome, Transcript):
             heard[i] = outcome.text
+        elif isinstance(outcome, CarnelianClientError):  # the caller names the file, too
+            failures[i] = str(outcome).removeprefix(f"{outcome.clip}: ")
         else:
-            failures[i] = str(outcome)
+            failures[i] = error_words(outcome)
     return Evaluation(clips, heard, dict(sorted(failures.items())))
 
 
