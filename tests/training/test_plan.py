@@ -92,7 +92,9 @@ def test_clips_that_cannot_be_learnt_are_left_out_and_counted(tiny_config, caplo
     assert trainable([good, *bad], tiny_config, Path("some.jsonl")) == [good]
     assert "left out 2 of 6 clips of some.jsonl: characters outside the labels: 'äé'" in caplog.text
     for reason in ("duration", "empty transcript", "transcript longer than CTC can align"):
-        assert f"left out 1 of 6 clips of some.jsonl: {reason}" in caplog.text
+        assert f"left out 1 of 6 clips of some.jsonl: {reason}, such as " in caplog.text
+    limits = "99 s, outside 0.2 to 16.7 s (`data.min_duration_s`, `data.max_duration_s`)"
+    assert f"duration, such as long.wav: {limits}\n" in caplog.text
     caplog.clear()
     monkeypatch.setenv("RANK", "1")
     assert trainable([good, *bad], tiny_config, Path("some.jsonl")) == [good]

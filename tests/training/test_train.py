@@ -321,6 +321,11 @@ def test_nothing_to_train_on_is_an_error(tiny_config, tmp_path):
         train(dataclasses.replace(tiny_config, labels=("x",)), tmp_path)
 
 
+def test_no_manifest_to_train_on_is_an_error_of_its_own(tiny_config, changed, tmp_path):
+    with pytest.raises(ValueError, match=r"^`data\.train` must name manifests, .* but is empty$"):
+        train(changed(tiny_config, data={"train": ()}), tmp_path)
+
+
 def test_an_empty_manifest_cannot_be_trained_on(tiny_config, changed, tmp_path):
     (tmp_path / "empty.jsonl").touch()
     config = changed(tiny_config, data={"train": (ManifestConfig(path=tmp_path / "empty.jsonl"),)})

@@ -50,9 +50,11 @@ class OptimizerConfig:
 
     def __post_init__(self) -> None:
         if self.name != "novograd" and not 0 < self.betas[1] < 1:
+            default = OptimizerConfig.lr
+            of_lr = f", that of `lr` too: here it is {default:g}, where 0.001 is usual" if self.lr == default else ""
             raise ValueError(
                 f"`betas` must suit {self.name}, for example [0.9, 0.98], but are {list(self.betas)} (the defaults are "
-                f"NovoGrad's, that of `lr` too: here it is {self.lr:g}, where 0.001 is usual)"
+                f"NovoGrad's{of_lr})"
             )
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"`betas` must be at least 0 and below 1, but are {list(self.betas)}")

@@ -38,10 +38,13 @@ class Defect(NamedTuple):
         return f"{self.reason}: {self.found}" if self.found else self.reason
 
 
-def duration_defect(clip: Clip, config: Config) -> str | None:
+def duration_defect(clip: Clip, config: Config) -> Defect | None:
     """Return a message if the clip's duration in the manifest is too short or too long for training."""
     least, most = config.data.min_duration_s, config.data.max_duration_s
-    return None if least <= clip.duration <= most else f"{clip.duration:g} s, outside {least:g} to {most:g} s"
+    if least <= clip.duration <= most:
+        return None
+    limits = f"outside {least:g} to {most:g} s (`data.min_duration_s`, `data.max_duration_s`)"
+    return Defect("duration", f"{clip.duration:g} s, {limits}")
 
 
 def text_defect(clip: Clip, config: Config) -> Defect | None:

@@ -54,24 +54,22 @@ def trainable(clips: Sequence[Clip], config: Config, manifest: Path) -> list[Cli
     checks them.
     """
     left_out: Counter[str] = Counter()
+    first: dict[str, str] = {}  # the first clip left out, by reason
     unknown: dict[str, set[str]] = {}  # characters outside the labels, by reason
     kept = []
     for clip in clips:
-        if duration_defect(clip, config):
-            reason = "duration"
-        elif defect := text_defect(clip, config):
-            reason = defect.reason
-            unknown.setdefault(reason, set()).update(set(clip.text) - set(config.labels))
-        elif defect := alignment_defect(clip, planned_frames(clip, config), config):
-            reason = defect.reason
+        if not (defect := duration_defect(clip, config)) and (defect := text_defect(clip, config)):
+            unknown.setdefault(defect.reason, set()).update(set(clip.text) - set(config.labels))
+        if defect := defect or alignment_defect(clip, planned_frames(clip, config), config):
+            left_out[defect.reason] += 1
+            first.setdefault(defect.reason, ": ".join(filter(None, [clip.title, defect.found])))
         else:
             kept.append(clip)
-            continue
-        left_out[reason] += 1
     if is_first():
         for reason, count in left_out.items():
-            characters = f": {quote(''.join(sorted(unknown[reason])))}" if unknown.get(reason) else ""
-            logger.warning("left out %d of %d clips of %s: %s%s", count, len(clips), manifest, reason, characters)
+            said = f": {quote(''.join(sorted(characters)))}" if (characters := unknown.get(reason)) else ""
+            said = said or f", such as {first[reason]}"
+            logger.warning("left out %d of %d clips of %s: %s%s", count, len(clips), manifest, reason, said)
     return kept
 
 

@@ -57,6 +57,8 @@ class Recognition:
             ValueError: As :func:`read_training_clips` and :func:`check_dev`, or `data.train` has no clip to train on.
             RuntimeError: As :func:`check_dev`.
         """
+        if not self.config.data.train:
+            raise ValueError("`data.train` must name manifests, as in [{path: corpus/manifest.jsonl}], but is empty")
         self.clips = read_training_clips(self.config)
         if not self.clips:
             raise ValueError(
