@@ -224,6 +224,12 @@ def test_noise_that_is_not_finite_is_refused(tmp_path):
         read_noise(tmp_path / "nan.wav", 0.0, 1.0)
 
 
+def test_a_sound_in_the_place_of_a_folder_of_sounds_is_refused(tmp_path):
+    soundfile.write(tmp_path / "a.wav", np.zeros(1600), 16000)
+    with pytest.raises(ConfigError, match=r"a\.wav must be a folder of sound files, but is a file: give its folder"):
+        Sounds.find(AugmentConfig(noise=NoiseConfig(path=tmp_path / "a.wav")))
+
+
 def test_a_folder_without_sounds_is_refused(tmp_path):
     config = AugmentConfig(noise=NoiseConfig(path=tmp_path))
     with pytest.raises(ConfigError, match="must hold sound files"):

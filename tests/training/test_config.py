@@ -177,6 +177,10 @@ def test_an_override_fills_a_section_that_is_empty(config_file):
         ("optimizer.lr=1e-6", "`min_lr` must be at most `lr`, 1e-06, but is 1e-05"),
         ("optimizer.warmup_steps=-1", "`warmup_steps` must be finite and at least 0"),
         ("optimizer={name: muon}", r"`betas` must suit muon, .* here it is 0.01, where 0.001 is usual"),
+        ("optimizer={name: adamw, lr: 0.002}", r"must suit adamw, .* \(the defaults are NovoGrad's\)$"),
+        ("=3", r"an override must look like a\.b=value, but is '=3'"),
+        ("..=3", r"an override must look like a\.b=value, but is '\.\.=3'"),
+        ("optimizer.=3", r"an override must look like a\.b=value, but is 'optimizer\.=3'"),
         ("optimizer.betas=[1.0, 0.5]", "`betas` must be at least 0 and below 1"),
         ("loop.checkpoint_every_s=0", "`checkpoint_every_s` must be positive"),
     ],
@@ -218,6 +222,12 @@ def test_a_warm_up_that_outlasts_the_run_is_named_by_the_first_process(config_fi
 def test_a_missing_or_broken_file_is_named(tmp_path):
     with pytest.raises(ConfigError, match=r"absent\.yaml: cannot be read: No such file"):
         load_config(tmp_path / "absent.yaml")
+    for name, content in (("a.jsonl", b'{"a": 1}\n{"a": 2}\n'), ("a.pt", b"PK\x80")):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(
+            ConfigError, match=rf"{name}: cannot be read as YAML; give a training YAML, as those in .*/$"
+        ):
+            load_config(tmp_path / name)
     broken = tmp_path / "broken.yaml"
     broken.write_bytes("name: é".encode("latin-1"))
     with pytest.raises(ConfigError, match=r"broken\.yaml: cannot be read as YAML"):

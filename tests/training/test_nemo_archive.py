@@ -181,6 +181,19 @@ def test_a_folder_that_holds_a_file_of_nemos_is_not_read_as_one_of_transformers(
         sources.load_model(tmp_path)
 
 
+def test_a_folder_of_a_run_is_told_by_its_weights(tmp_path):
+    for name in ("tiny-00000002.pt", "tiny.pt", "tiny.yaml"):
+        (tmp_path / name).touch()
+    with pytest.raises(CheckpointError, match=rf"holds a run: give {tmp_path}/tiny\.pt$"):
+        sources.load_model(tmp_path)
+
+
+def test_what_is_not_there_is_no_checkpoint(tmp_path):
+    for name in ("a.nemo", "a.pt", "a"):
+        with pytest.raises(CheckpointError, match=f"{name} must be a checkpoint, but there is no such file$"):
+            sources.read(tmp_path / name)
+
+
 @pytest.mark.parametrize("is_there", [False, True])
 def test_an_archive_taken_apart_is_read_once_packed_as_the_message_says(is_there, tmp_path, monkeypatch):
     folder = tmp_path / "my model's"

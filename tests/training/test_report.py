@@ -257,6 +257,17 @@ def test_what_holds_no_curve_is_refused(tmp_path):
     metrics.write_text('{"step": 1}\n')
     with pytest.raises(ValueError, match="must hold a loss"):
         draw([metrics], tmp_path / "x.png")
+    metrics.write_text('{"step": 1, "loss": 2.0}\n{"step": 2, "loss": "abc"}\n')
+    with pytest.raises(ValueError, match=r"metrics\.jsonl: `loss` must be a number, but is 'abc' at step 2"):
+        draw([metrics], tmp_path / "x.png")
+    with pytest.raises(
+        ValueError, match=r"must be `metrics\.jsonl` of a run, but: Is a directory: give .*metrics\.jsonl"
+    ):
+        draw([tmp_path], tmp_path / "x.png")
+    with pytest.raises(
+        ValueError, match=r"gone\.jsonl must be `metrics\.jsonl` of a run, but: No such file or directory$"
+    ):
+        draw([tmp_path / "gone.jsonl"], tmp_path / "x.png")
     metrics.write_text('[]\n{"step": 1}\n')
     with pytest.raises(ValueError, match=r"metrics\.jsonl, line 1: must be a JSON object with `step`"):
         draw([metrics], tmp_path / "x.png")

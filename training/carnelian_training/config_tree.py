@@ -24,6 +24,10 @@ def load_tree(path: Path, overrides: tuple[str, ...]) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
     except (UnicodeDecodeError, yaml.YAMLError) as error:
+        if path.suffix not in {".yaml", ".yml"}:  # a manifest or a checkpoint, say
+            raise ConfigError(
+                f"{path}: cannot be read as YAML; give a training YAML, as those in training/configs/"
+            ) from error
         raise ConfigError(f"{path}: cannot be read as YAML: {error}") from error
     if not isinstance(tree, dict):
         raise ConfigError(f"{path}: must hold a mapping, but holds {type(tree).__name__}")
@@ -49,7 +53,7 @@ def apply_overrides(tree: dict[str, Any], overrides: tuple[str, ...]) -> None:
     """
     for override in overrides:
         key, separator, value = override.partition("=")
-        if not separator:
+        if not separator or not all(key.split(".")):
             raise ConfigError(f"an override must look like a.b=value, but is {override!r}")
         node: Any = tree
         path = ""

@@ -201,6 +201,8 @@ def find_sounds(folder: Path) -> tuple[Path, ...]:
 
 
 def _find_some(folder: Path) -> tuple[Path, ...]:
+    if folder.is_file():
+        raise ConfigError(f"{folder} must be a folder of sound files, but is a file: give its folder")
     files = find_sounds(folder)
     if not files:
         raise ConfigError(f"{folder} must hold sound files ({', '.join(sorted(SUFFIXES))}), but none was found")

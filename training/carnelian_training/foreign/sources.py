@@ -49,6 +49,8 @@ def read(
             not fit.
         ConfigError: The resulting configuration is wrong; the message lists every mistake.
     """
+    if not path.exists():
+        raise CheckpointError(f"{path} must be a checkpoint, but there is no such file")
     check_holds_weights(path)
     tree, weights, taken = _interpret(path, dle_config, is_raw, labels, language)
     given = {"--labels": labels is not None, "--raw": is_raw, "--dle-config": dle_config is not None}
@@ -81,11 +83,15 @@ def _interpret(
                 f"{path} must be a .nemo file, but is one taken apart; pack it: "
                 f"{shlex.join(['tar', *nemo_archive.FOLLOW_LINKS, '-C', str(folder), '-cf', str(packed), '.'])}"
             )
-        if (files := sorted(path.glob("*.nemo"))) and not (path / "config.json").exists():
-            raise CheckpointError(
-                f"{path} must be a Hugging Face folder of transformers, but holds NeMo's: "
-                f"give {' or '.join(map(str, files))}"
-            )
+        if not (path / "config.json").exists():
+            # The folder of a run has its weights beside its configuration.
+            of_run = [file for file in sorted(path.glob("*.pt")) if file.with_suffix(".yaml").exists()]
+            if files := sorted(path.glob("*.nemo")) or of_run:
+                kind = "a run" if files is of_run else "NeMo's"
+                raise CheckpointError(
+                    f"{path} must be a Hugging Face folder of transformers, but holds {kind}: "
+                    f"give {' or '.join(map(str, files))}"
+                )
         tree, tensors, alphabet = huggingface.read(path, language)
         taken = set() if alphabet is None else {"--language"}
         weights = partial(huggingface.weights, tensors, alphabet=alphabet, path=path)

@@ -17,11 +17,16 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     """Read the records of a run, in order; an incomplete last line, as a killed run leaves it, is dropped.
 
     Raises:
-        ValueError: A line is not a record of a run; the message names file and line.
+        ValueError: The file cannot be read, or a line is not a record of a run; the message names file and line.
     """
     records = []
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        advice = f": give {path / METRICS}" if path.is_dir() else ""
+        raise ValueError(f"{path} must be `{METRICS}` of a run, but: {error.strerror}{advice}") from error
     # As bytes, because text would also be split at U+2028, which the name of a source may contain.
-    lines = path.read_bytes().splitlines(keepends=True)
+    lines = content.splitlines(keepends=True)
     for number, line in enumerate(lines, start=1):
         try:
             record = json.loads(line)

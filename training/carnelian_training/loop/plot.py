@@ -1,5 +1,6 @@
 """The plot of one or more runs: loss and evaluations over the steps, from `metrics.jsonl`."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
+from carnelian_training.config_errors import shown
 from carnelian_training.loop.metrics import error_of, read_metrics
 from carnelian_training.replacement import replaced
 
@@ -46,13 +48,16 @@ def draw(runs: Sequence[Path], target: Path) -> None:
     The suffix of `target`, one of `SUFFIXES`, chooses the format.
 
     Raises:
-        ValueError: A run has nothing to draw, or the suffix is not one of `SUFFIXES`.
+        ValueError: A run has nothing to draw, a figure is no number, or the suffix is not one of `SUFFIXES`.
     """
     if target.suffix not in SUFFIXES:
         raise ValueError(f"a picture must end in {', '.join(SUFFIXES)}, but its name is {target}")
     records = {path: read_metrics(path) for path in runs}
     drawn = {"loss", *(name for panel in PANELS for name in panel.curves)}
     for path, found in records.items():
+        for record, name in itertools.product(found, ["step", *sorted(drawn)]):
+            if not isinstance(figure := record.get(name, 0), int | float):
+                raise ValueError(f"{path}: `{name}` must be a number, but is {shown(figure)} at step {record['step']}")
         if not any(drawn & record.keys() for record in found):
             raise ValueError(f"{path} must hold a loss or an evaluation to draw, but holds {len(found)} records")
     names = {name for found in records.values() for record in found for name in record}
