@@ -29,6 +29,11 @@ def test_what_is_no_folder_is_wrong_use(tmp_path, call, monkeypatch, command, na
     assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
 
 
+def test_a_device_is_no_folder(call):
+    status, _, err = call(main, "fit", "a.yaml", "--out", "/dev/full")
+    assert (status, "must be a folder, but /dev/full is a file" in err) == (2, True)
+
+
 def test_a_new_file_needs_a_folder_that_can_be_written(everyones, another_user):
     """It takes the place of the old one, so that leave to write the old one is not enough."""
     (everyones / "old").touch()

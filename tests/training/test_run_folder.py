@@ -7,6 +7,7 @@ import stat
 import pytest
 from carnelian_training.loop import train
 from carnelian_training.loop.run_folder import held
+from carnelian_training.replacement import WriteError
 
 
 def test_two_runs_do_not_share_a_folder(tiny_config, tmp_path):
@@ -30,6 +31,16 @@ def test_the_lock_of_a_folder_is_one_that_nfs_has(tmp_path, monkeypatch):
     assert stat.S_ISREG(mode)
     assert flags & os.O_RDWR
     assert not (tmp_path / "run").exists()  # nothing was written
+
+
+def test_a_folder_that_cannot_be_written_is_named_without_the_number_of_an_error(everyones, another_user):
+    (everyones / "run").mkdir()
+    everyones.chmod(0o555)
+    with another_user():
+        for folder, place in (("run", everyones / "run" / ".lock"), ("new", everyones / "new")):
+            with pytest.raises(WriteError) as error, held(everyones / folder):
+                pass
+            assert str(error.value) == f"{place} could not be written: Permission denied: '{place}'"
 
 
 @pytest.mark.parametrize("name", ["tiny", "other"])

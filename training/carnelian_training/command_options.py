@@ -75,11 +75,11 @@ def folder(path: str | Path) -> Path:
     The empty string, for example from an unset shell variable, is refused: to `Path` it is the working directory.
 
     Raises:
-        typer.BadParameter: The path is empty, or a file.
+        typer.BadParameter: The path is empty, or a file or a device.
     """
     if not str(path):
         raise typer.BadParameter("this must be a folder, but is empty; the working directory is .")
-    if Path(path).is_file():
+    if os.path.exists(path) and not os.path.isdir(path):  # noqa: PTH110, PTH112  (no name breaks them)
         raise typer.BadParameter(f"this must be a folder, but {path} is a file")
     return Path(path)
 

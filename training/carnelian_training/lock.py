@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from carnelian_training.replacement import written
+
 logger = logging.getLogger(__name__)
 
 MOST_ATTEMPTS = 100
@@ -22,8 +24,10 @@ def locked(path: Path, refusal: str) -> Iterator[None]:
 
     Raises:
         ValueError: Another process holds the lock.
+        WriteError: The file cannot be created or opened for writing.
     """
-    handle = _lock(path, refusal)
+    with written(path):
+        handle = _lock(path, refusal)
     try:
         yield
     finally:

@@ -100,5 +100,5 @@ def written(path: Path, state: str = "") -> Iterator[None]:
         cause = error if isinstance(error, OSError) else error.__context__
         if not isinstance(cause, OSError):
             raise
-        reason = (cause.filename is None and cause.strerror) or cause
+        reason = (cause.filename is None and cause.strerror) or str(cause).removeprefix(f"[Errno {cause.errno}] ")
         raise WriteError(f"{path} could not be written{state}: {reason}") from error

@@ -8,7 +8,7 @@ import yaml
 
 from carnelian_training.config_tree import config_to_dict
 from carnelian_training.lock import locked
-from carnelian_training.replacement import write_text
+from carnelian_training.replacement import write_text, written
 from carnelian_training.run_config import RunConfig
 
 LOCK = ".lock"
@@ -20,9 +20,11 @@ def held(directory: Path) -> Iterator[None]:
 
     Raises:
         ValueError: Another run works in the folder.
+        WriteError: The folder cannot be created or written to.
     """
     is_new = not directory.exists()
-    directory.mkdir(parents=True, exist_ok=True)
+    with written(directory):
+        directory.mkdir(parents=True, exist_ok=True)
     refusal = (
         f"{directory} must be the folder of one run, but another one works in it: wait for that, or take another --out"
     )
