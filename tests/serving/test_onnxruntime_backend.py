@@ -52,11 +52,13 @@ def read(**changes: object) -> ModelConfig:
     ],
 )
 def test_a_batch_input_is_made_of_the_requests_shapes_as_its_kind_says(kind, expected):
-    message = {"kind": kind, "data_type": "TYPE_INT32", "target_name": ["SHAPE"], "source_input": ["X"]}
-    (tensor,) = read_batch_inputs(read(batch_input=[message]))
-    made = tensor([(2, 4, 9), (1, 4, 5)])
-    assert made.dtype == np.int32
-    assert made.tolist() == expected
+    message = {"kind": kind, "data_type": "TYPE_INT32", "target_name": ["SHAPE", "AGAIN"], "source_input": ["X"]}
+    tensors = read_batch_inputs(read(batch_input=[message]))
+    assert [tensor.target for tensor in tensors] == ["SHAPE", "AGAIN"]
+    for tensor in tensors:
+        made = tensor([(2, 4, 9), (1, 4, 5)])
+        assert made.dtype == np.int32
+        assert made.tolist() == expected
 
 
 @pytest.mark.parametrize(
@@ -67,7 +69,10 @@ def test_a_batch_input_is_made_of_the_requests_shapes_as_its_kind_says(kind, exp
             "must be among arena_extend_strategy, .*, but there is nun_threads",
         ),
         ({"max_batch_size": 0}, "at least 1"),
+        ({"input": []}, "must name its inputs and outputs"),
+        ({"output": []}, "must name its inputs and outputs"),
         ({"sequence_batching": {"oldest": {}}}, "not supported here"),
+        ({"batch_output": [{"target_name": ["Y"]}]}, "`batch_output` of 'm' is not supported here"),
         ({"input": [{**BASE["input"][0], "data_type": "TYPE_STRING"}]}, "TYPE_STRING"),
         ({"input": [{**BASE["input"][0], "optional": True}]}, "`optional` of 'X'"),
         ({"output": [{**BASE["output"][0], "reshape": {"shape": [1]}}]}, "`reshape` of 'Y'"),
@@ -81,6 +86,17 @@ def test_a_batch_input_is_made_of_the_requests_shapes_as_its_kind_says(kind, exp
 def test_what_the_backends_cannot_do_is_refused_by_name(changes, words):
     with pytest.raises(ConfigError, match=words):
         read(**changes)
+
+
+def test_a_row_has_the_dimensions_of_the_configuration():
+    (tensor,) = read().inputs
+    shapes = {(4, 9): True, (4, 0): True, (5, 9): False, (3, 9): False, (4,): False, (4, 9, 1): False}
+    assert {shape: tensor.accepts(shape) for shape in shapes} == shapes
+
+
+def test_a_file_of_another_name_is_the_configurations_to_say():
+    assert read().model_filename == "model.onnx"
+    assert read(default_model_filename="other.onnx").model_filename == "other.onnx"
 
 
 OLD = '<ir_version: 8, opset_import: ["" : 17]>'
@@ -223,6 +239,7 @@ def test_parameters_are_typed():
 
 
 def test_booleans_are_spelled_as_triton_lets_them_be():
+    assert read().boolean("enable_mem_pattern")
     spelled = {True: ("true", "True", "on", "ON", "1"), False: ("false", "FALSE", "off", "Off", "0")}
     for value, words in spelled.items():
         for word in words:
