@@ -23,17 +23,20 @@ def main(steps: int, paths: list[str]) -> None:
             config = config_from_dict(json.loads(Path(path).read_text()), path)
             state = new_state(config, process)
             clips = read_manifest(config.data.train[0].path) * 3
-            losses, parts, empty = [], 0, 0
+            losses, norms, parts, empty = [], [], 0, 0
             with closing(shares(clips, config, state)) as taken:  # else the loader's threads are cut at the exit
                 for share in islice(taken, steps):
-                    losses.append(optimise(state, share, config).loss)
+                    outcome = optimise(state, share, config)
+                    losses.append(outcome.loss)
+                    norms.append(outcome.grad_norm)
                     state.step += 1
                     parts += share.parts
                     empty += len(share.items) < process.size
             buffers = [buffer for buffer in state.best_model.buffers() if buffer.is_floating_point()]
             statistics = process.union({process.rank: [float(buffer.mean()) for buffer in buffers]})
             if process.leads:
-                found = {"losses": losses, "parts": parts, "empty": empty, "statistics": list(statistics.values())}
+                found = {"losses": losses, "norms": norms, "parts": parts, "empty": empty}
+                found["statistics"] = list(statistics.values())
                 sys.stdout.write(json.dumps(found) + "\n")
 
 

@@ -401,8 +401,9 @@ def test_a_checkpoint_of_ours_passes(tmp_path, tiny_config):
     assert all(torch.equal(loaded[name], weight) for name, weight in weights.items())
 
 
-def test_the_options_of_a_yamls_features_come_along(read_with):
-    options = {"window_size": 0.025, "window_stride": 0.0125, "preemph": 0, "lowfreq": 20, "highfreq": 7600}
+@pytest.mark.parametrize(("window_size", "samples"), [(0.025, 400), (0.032, 512)])
+def test_the_options_of_a_yamls_features_come_along(read_with, window_size, samples):
+    options = {"window_size": window_size, "window_stride": 0.0125, "preemph": 0, "lowfreq": 20, "highfreq": 7600}
     features = read_with(set_features(n_fft=None, **options)).features
-    assert (features.window_samples, features.hop_samples, features.fft_size) == (400, 200, 512)
+    assert (features.window_samples, features.hop_samples, features.fft_size) == (samples, 200, 512)
     assert (features.preemphasis, features.low_hz, features.high_hz) == (0.0, 20.0, 7600.0)

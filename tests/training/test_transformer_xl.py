@@ -36,6 +36,13 @@ def test_the_standard_model_has_the_published_size():
     assert sum(p.numel() for p in characters.parameters()) == 41_055_436  # 41M in table 2
 
 
+def test_stages_are_the_embedding_and_the_layers_and_the_rest_is_behind_them():
+    config = network().config
+    assert config.stage_of("embedding.weight") == 0
+    assert [config.stage_of(f"layers.{i}.widen.bias") for i in range(3)] == [1, 2, 3]
+    assert config.stage_of("token_bias") == config.num_stages == 4
+
+
 def test_the_shift_puts_each_distance_where_it_belongs():
     scores = torch.randn(2, 3, 4, 7)
     shifted = relative_shift(scores)
@@ -88,6 +95,12 @@ def test_segments_with_memory_say_what_one_long_segment_says(model, segment):
         assert memory.shape[2] <= 6
         assert not memory.requires_grad
     torch.testing.assert_close(torch.cat(parts, 1), whole)
+
+
+def test_the_first_layer_reads_and_remembers_scaled_embeddings(model):
+    tokens = torch.randint(0, VOCABULARY, (2, 5))
+    _, memory = model(tokens, tokens)
+    torch.testing.assert_close(memory[0], model.embedding(tokens) * math.sqrt(16))
 
 
 def test_the_memory_matters_and_ends_where_it_should(model):
