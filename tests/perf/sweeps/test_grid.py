@@ -47,20 +47,24 @@ def test_paths_may_begin_in_the_home_folder(tmp_path, monkeypatch):
 def test_cells_span_the_axes_and_closed_loops_come_before_their_open_ones(tmp_path):
     grid = read(
         tmp_path,
-        SMALL + "durations_s: [2, 7]\nprotocols: [grpc, http]\nshared_memory: [none, system]\n"
-        "static: {batches: [8, 1]}\nfiles: {concurrency: [4, 1], poisson: [0.5]}\nrounds: 3\n",
+        SMALL + "durations_s: [2.5, 7]\nprotocols: [grpc, http]\nshared_memory: [none, system]\n"
+        "static: {batches: [8, 1]}\nfiles: {concurrency: [4, 1], poisson: [0.9, 0.5]}\nrounds: 3\n",
     )
     cells = list_cells(grid)
-    assert len(cells) == 2 * 2 * 2 * (2 + 2 + 1) * 3
-    first = [cell.name for cell in cells[:5]]
+    assert len(cells) == 2 * 2 * 2 * (2 + 2 + 2) * 3
+    first = [cell.name for cell in cells[:6]]
     assert first == [
-        "quartznet_demo_fp32_pcm_grpc_2s_b1_c1_r1",
-        "quartznet_demo_fp32_pcm_grpc_2s_b8_c1_r1",
-        "quartznet_demo_fp32_file_grpc_2s_b1_c1_r1",
-        "quartznet_demo_fp32_file_grpc_2s_b1_c4_r1",
-        "quartznet_demo_fp32_file_grpc_2s_b1_poisson0.5_r1",
+        "quartznet_demo_fp32_pcm_grpc_2.5s_b1_c1_r1",
+        "quartznet_demo_fp32_pcm_grpc_2.5s_b8_c1_r1",
+        "quartznet_demo_fp32_file_grpc_2.5s_b1_c1_r1",
+        "quartznet_demo_fp32_file_grpc_2.5s_b1_c4_r1",
+        "quartznet_demo_fp32_file_grpc_2.5s_b1_poisson0.5_r1",
+        "quartznet_demo_fp32_file_grpc_2.5s_b1_poisson0.9_r1",
     ]
-    assert {cell.served_model for cell in cells} == {"quartznet_demo", "quartznet_demo_pcm"}
+    assert {(cell.input, cell.served_model) for cell in cells} == {
+        ("file", "quartznet_demo"),
+        ("pcm", "quartznet_demo_pcm"),
+    }
 
 
 def test_a_merged_key_may_be_overridden(tmp_path):
@@ -121,6 +125,10 @@ def test_cells_that_would_share_a_folder_are_refused(tmp_path, more, differing):
         (SMALL + "files: {concurrency: [], poisson: [0.5]}\n", "files.concurrency"),
         ("name: small\nmodels: {a: {random_weights: a.yaml}, b: {}}\nstatic: {}\n", "one repository"),
         ("name: small\nmodels: {a: {random_weights: a.yaml, precision: int8}}\nstatic: {}\n", "must be fp32 or fp16"),
+        (
+            "name: small\nmodels: {a: {random_weights: a.yaml}}\nserver: {grpc: 'a:1'}\nstatic: {}\n",
+            "`server` must not be given where `models` have `random_weights`",
+        ),
         ("name: small\nmodels: {a: {execution_provider: cuda}}\nstatic: {}\n", "must come with `random_weights`"),
         ("name: small\nmodels: {}\nstatic: {}\n", "models"),
         ("name: small\nmodels: {'': {}}\nstatic: {}\n", "models"),
@@ -179,6 +187,20 @@ def test_what_a_grid_names_must_be_there(tmp_path, monkeypatch, key, text):
         check_files(grid)
 
 
+@pytest.mark.parametrize(
+    "of",
+    [
+        "models: {a: {}}\nserver: {grpc: 'a:1', http: 'http://a:2'}\nprotocols: [http]\n",
+        "models: {a: {random_weights: grid.yaml}}\n",
+    ],
+)
+def test_only_what_is_served_from_a_repository_needs_one(tmp_path, monkeypatch, of):
+    manifest = ROOT / "demo/clips/manifest.jsonl"
+    grid = read(tmp_path, f"name: small\n{of}manifest: {manifest}\nrepository: nowhere\nstatic: {{}}\n")
+    monkeypatch.chdir(tmp_path)
+    check_files(grid)
+
+
 def test_a_clip_of_the_manifest_must_be_there(tmp_path, monkeypatch, write_rows):
     write_rows(tmp_path / "clips.jsonl", [{"audio_filepath": "gone.wav", "duration": 1}])
     grid = read(tmp_path, SMALL + "manifest: clips.jsonl\nrepository: .\nstatic: {}\n")
@@ -201,6 +223,22 @@ def test_results_of_another_server_or_of_other_clips_are_not_continued(tmp_path,
     now = read(tmp_path, SMALL + more)
     with pytest.raises(GridError, match=words) if words else contextlib.nullcontext():
         check_same_subject(now, earlier)
+
+
+@pytest.mark.parametrize(
+    ("earlier", "now"),
+    [
+        ("models: {a: {}}\nserver: {grpc: 'a:1'}\nrepository: x\n", "models: {a: {}}\nserver: {grpc: 'a:1'}\n"),
+        ("models: {a: {random_weights: a.yaml}}\nrepository: x\n", "models: {a: {random_weights: a.yaml}}\n"),
+        (
+            "models: {a: {random_weights: a.yaml}, b: {random_weights: b.yaml}}\n",
+            "models: {a: {random_weights: a.yaml}}\n",
+        ),
+    ],
+)
+def test_results_are_continued_whatever_else_there_was_that_is_not_measured(tmp_path, earlier, now):
+    before, after = (read(tmp_path, f"name: small\nstatic: {{}}\n{text}") for text in (earlier, now))
+    check_same_subject(after, before)
 
 
 def test_results_of_another_graph_are_not_continued(tmp_path):
