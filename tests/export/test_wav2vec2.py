@@ -12,6 +12,7 @@ import pytest
 import torch
 from carnelian_export import acoustic
 from carnelian_export.cli import main
+from carnelian_export.graph.frame_scales import quantise_products
 from carnelian_export.graph.quantise import quantise
 from carnelian_export.graph.to_onnx import INPUTS, OUTPUTS, export_padded, export_ragged
 from carnelian_export.model_configs import read_config
@@ -265,6 +266,18 @@ def test_in_int8_every_product_with_weights_but_the_heads_is_in_integers():
     assert [node.name for node in graph.node if node.op_type == "MatMul" and node.input[1] in kept] == [
         "/network/head/MatMul"
     ]
+
+
+def test_in_int8_weights_have_7_bits_and_zeros_stay_zeros(open_session):
+    product = "product (float[frames, 3] X) => (float[frames, 2] Y) { Y = MatMul(X, W) }"
+    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> {product}')
+    weight = np.array([[1, 0], [-2, 0], [0.5, 0]], np.float32)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(weight, "W"))
+    quantise_products(model)
+    (integers,) = (onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer if tensor.name == "W")
+    assert np.abs(integers).max() == 63
+    (found,) = open_session(model).run(None, {"X": np.array([[0, 0, 0], [1, 1, 1]], np.float32)})
+    np.testing.assert_allclose(found, [[0, 0], [-0.5, 0]], atol=0.02)
 
 
 @pytest.mark.parametrize("kind", KINDS)
