@@ -57,7 +57,8 @@ def _folder(path: str) -> Path:
 
 def _tell(message: str) -> None:
     if sys.stderr is not None:  # if it is closed, `print` would use the standard output
-        print(f"carnelian-transcribe: {message}", file=sys.stderr)
+        with contextlib.suppress(OSError):  # the transcripts go on where the messages have no room
+            print(f"carnelian-transcribe: {message}", file=sys.stderr)
 
 
 def _show_version(wanted: bool) -> None:
@@ -81,7 +82,7 @@ def transcribe(
         str | None,
         typer.Option(
             metavar="LIST",
-            help="Transcribe the files that this one names too, one a line or as find -print0 does; - is as above.",
+            help="Transcribe the files named here too, one a line or as find -print0 does; - is standard input.",
         ),
     ] = None,
     url: Annotated[str, typer.Option(help="host:port of Triton's gRPC endpoint.")] = DEFAULT_URL,
@@ -161,9 +162,9 @@ def transcribe(
 ) -> None:
     """Transcribe audio files with a Carnelian server.
 
-    Prints the text; with several files, the file's name, a tab and the text. --format prints JSON lines, SRT or WebVTT
-    subtitles, or CTM instead. A file that fails is reported on the standard error and the others go on, unless they
-    would fail for the same reason; the exit status is then 1. It is 2 for wrong use.
+    Prints the text; with several files or a list, the file's name, a tab and the text. --format prints JSON lines, SRT
+    or WebVTT subtitles, or CTM instead. A file that fails is reported on the standard error and the others go on,
+    unless they would fail for the same reason; the exit status is then 1. It is 2 for wrong use.
     """
     decoding = _options(options or [])
     chosen = [*(formats or []), *([OutputFormat.JSON] if as_json else [])]
@@ -171,13 +172,13 @@ def transcribe(
     names = all_names(files or [], files_from)
     _check(_given_options(context), names, kinds, decoding)
     if out is not None:
-        clips, num_there = place(names, kinds, out, root, existing)
+        clips, num_there = place(names, kinds, out, root, existing, files_from)
         deliver = functools.partial(write_transcript, may_replace=existing == "replace")
     else:
         clips, num_there = [Clip(name, {}) for name in names], 0
         deliver = functools.partial(print_transcript, kind=kinds[0], with_name=len(names) > 1 or files_from is not None)
         prepare_stdout(kinds[0])
-    run = Run(clips, concurrency)
+    run = Run(clips, 1 if is_long else concurrency)
     go_on = "; the same command with --existing skip goes on" if out is not None and existing != "replace" else ""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC would write its own lines beside our messages
     try:

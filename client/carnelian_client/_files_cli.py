@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import os
 import sys
 from collections.abc import Iterable, Mapping
@@ -53,7 +54,11 @@ def _listed(list_name: str) -> list[str]:
         raise _wrong(
             f"--files-from must be a list of names, but {list_name} cannot be read: {error.strerror}"
         ) from error
-    names = [os.fsdecode(name) for name in content.split(b"\0" if b"\0" in content else b"\n") if name.strip()]
+    if b"\0" in content:
+        lines = content.split(b"\0")
+    else:  # which an editor of Windows may have written
+        lines = [line.removesuffix(b"\r") for line in content.removeprefix(codecs.BOM_UTF8).split(b"\n")]
+    names = [os.fsdecode(name) for name in lines if name.strip()]
     if not names:
         raise _wrong(f"--files-from must name a file in each line, but {list_name} has none")
     return names
@@ -76,7 +81,12 @@ def check_ctm(files: list[str]) -> None:
 
 
 def place(
-    files: list[str], kinds: tuple[str, ...], out: Path, root: Path | None, existing: Existing
+    files: list[str],
+    kinds: tuple[str, ...],
+    out: Path,
+    root: Path | None,
+    existing: Existing,
+    list_name: str | None,
 ) -> tuple[list[Clip], int]:
     """Choose the files to write, and make their folders.
 
@@ -86,6 +96,7 @@ def place(
         out: The folder for them.
         root: The folder whose folders are kept in `out`; if None, all files are in `out` itself.
         existing: What to do with files that exist.
+        list_name: The list of names, which is not replaced either.
 
     Returns:
         The files to transcribe, and how many are left out because nothing of theirs is left to write.
@@ -105,7 +116,7 @@ def place(
     clips = [
         Clip(file, {kind: _target(out, at, kind) for kind in kinds}) for file, at in zip(files, places, strict=True)
     ]
-    if there := _existing(clips):
+    if there := _existing(clips, list_name):
         if existing == "refuse":
             found = f"{there[0]} exists" if len(there) == 1 else f"{len(there)} exist, the first of them {there[0]}"
             raise _wrong(
@@ -118,6 +129,8 @@ def place(
             clips = [Clip(clip.file, targets) for clip, targets in zip(clips, left, strict=True) if targets]
     for folder in sorted({target.parent for clip in clips for target in clip.targets.values()}):
         _make_folder(folder)
+    for folder in (target for clip in clips for target in clip.targets.values() if _is_folder(target)):
+        raise _wrong(f"--out must have a file for each recording, but {folder} is a folder; move it away")
     return clips, len(files) - len(clips)
 
 
@@ -131,7 +144,7 @@ def _place(file: str, root: Path | None) -> str:
     path, top = os.path.abspath(file), os.path.join(os.path.abspath(root), "")  # noqa: PTH100, PTH118
     if not path.startswith(top):
         raise _wrong(f"--root must be a folder above all files, but {file} is not below {root}")
-    return str(Path(path[len(top) :]).with_suffix(""))
+    return os.path.splitext(path[len(top) :])[0]  # noqa: PTH122
 
 
 def _target(out: Path, at: str, kind: str) -> Path:
@@ -148,19 +161,24 @@ def _first_pair(names: list[str], files: list[str]) -> tuple[str, str] | None:
     return None
 
 
-def _existing(clips: Iterable[Clip]) -> list[Path]:
-    """Return the targets that exist; refuse those that are one of the recordings."""
+def _existing(clips: Iterable[Clip], list_name: str | None) -> list[Path]:
+    """Return the targets that exist, also as links to nothing; refuse those that are one of the files to read."""
     targets = (target for clip in clips for target in clip.targets.values())
-    there = {target: identity for target in targets if (identity := _identity(target))}
+    there = [target for target in targets if os.path.lexists(target) and not _is_folder(target)]
     if there:
-        recordings = {_identity(clip.file): clip.file for clip in clips if clip.file != STDIN}
-        for target, identity in there.items():
-            if identity in recordings:
+        sources = [clip.file for clip in clips] + ([] if list_name is None else [list_name])
+        read = {_identity(name): name for name in sources if name != STDIN}
+        read.pop(None, None)
+        for target in there:
+            if name := read.get(_identity(target)):
                 raise _wrong(
-                    f"--out must be a folder without the recordings, but {target} is {recordings[identity]} itself; "
-                    "name another"
+                    f"--out must be a folder without the recordings, but {target} is {name} itself; name another"
                 )
-    return list(there)
+    return there
+
+
+def _is_folder(path: Path) -> bool:
+    return os.path.isdir(path)  # noqa: PTH112  (`Path` raises for too long a name)
 
 
 def _identity(path: str | Path) -> tuple[int, int] | None:

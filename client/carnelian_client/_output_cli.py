@@ -58,7 +58,7 @@ def write_transcript(transcript: Transcript, clip: Clip, *, may_replace: bool) -
         # In JSON, a file's name that is no text is escaped; elsewhere it is as the system has it.
         encoding_errors = "carnelian-json" if kind == "json" else "surrogateescape"
         try:
-            if not may_replace and target.exists():  # since the run began: another one has written it
+            if not may_replace and os.path.lexists(target):  # since the run began: another one has written it
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
             _replace(target, _render(transcript, kind, clip.file).encode(errors=encoding_errors))
         except OSError as error:

@@ -29,7 +29,7 @@ class Run:
     Args:
         clips: What to transcribe.
         concurrency: How many may be in flight at a time. One break of a connection may cost all of them, so the run
-            is stopped only if more than that get no answer before one gets a transcript.
+            is stopped only if more than that in a row get no answer.
     """
 
     def __init__(self, clips: list[Clip], concurrency: int) -> None:
@@ -73,7 +73,10 @@ class Run:
                 self.why_stopped = self._why_stop(error)
 
     def _why_stop(self, error: Exception) -> str:
-        self._num_unanswered += isinstance(error, NO_ANSWER)
+        if isinstance(error, NO_ANSWER):
+            self._num_unanswered += 1
+        elif isinstance(error, OutputError) or getattr(error, "status", None):  # the server answered
+            self._num_unanswered = 0
         if isinstance(error, OF_ALL_CLIPS) or (isinstance(error, OutputError) and error.errno in OUT_OF_ORDER):
             return "the other files would fail too"
         if self._num_unanswered > self._concurrency:

@@ -95,6 +95,36 @@ def test_no_transcript_replaces_a_recording(transcribe, endpoint, triton, archiv
     assert not triton.requests
 
 
+@pytest.mark.parametrize("existing", ["refuse", "skip", "replace"])
+def test_a_folder_is_no_transcript(write, triton, archive, wav, existing):
+    inner = archive[2].with_suffix(".txt") / "rec.wav"  # its transcript needs a folder where that of `talk.wav` goes
+    inner.parent.mkdir()
+    inner.write_bytes(wav)
+    for _ in range(2):  # the second time, the folder is there
+        status, _, err = write(archive[2], inner, "--root", archive[2].parent, "--existing", existing)
+        assert status == 2
+        assert "out/talk.txt is a folder; move it away" in err
+    assert not triton.requests
+
+
+def test_a_link_to_nothing_exists(write, triton, archive, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "rec.txt").symlink_to("gone")
+    assert "out/rec.txt exists" in write(archive[0])[2]
+    assert write(archive[0], "--existing", "skip")[0] == 0
+    assert not triton.requests
+
+
+@pytest.mark.parametrize("existing", ["skip", "replace"])
+def test_no_transcript_replaces_the_list(transcribe, endpoint, archive, existing):
+    listed = archive[2].with_suffix(".txt")
+    listed.write_text(f"{archive[2]}\n")
+    words = ("--url", endpoint.url, "--out", listed.parent, "--existing", existing)
+    status, _, err = transcribe("--files-from", listed, *words)
+    assert status == 2
+    assert f"but {listed} is {listed} itself" in " ".join(err.split())
+
+
 @pytest.mark.parametrize("existing", ["refuse", "skip"])
 def test_what_appears_meanwhile_is_not_replaced(write, triton, make_result, archive, tmp_path, existing):
     """Two calls of xargs may run at a time."""
@@ -169,12 +199,13 @@ def test_the_standard_input_has_its_place_with_a_root_too(write, archive, wav, m
     assert sorted(written(tmp_path / "out")) == ["in/1987/tape 01/rec.txt", "stdin.txt"]
 
 
-@pytest.mark.parametrize("separator", ["\n", "\n\n", "\0"])
+@pytest.mark.parametrize("separator", ["\n", "\n\n", "\r\n", "\0"])
 def test_names_may_come_from_a_list(transcribe, endpoint, archive, wav, tmp_path, separator):
     names = [archive[0].with_name("a\nb.wav") if separator == "\0" else archive[0], archive[1]]
     names[0].write_bytes(wav)
     listed = tmp_path / "list"
-    listed.write_text("".join(f"{name}{separator}" for name in names))
+    mark = "\ufeff" if separator == "\r\n" else ""  # as editors of Windows write it
+    listed.write_text(mark + "".join(f"{name}{separator}" for name in names))
     status, out, err = transcribe(archive[2], "--files-from", listed, "--url", endpoint.url)
     assert (status, err) == (0, "")
     assert [line.split("\t")[0] for line in out.splitlines()] == [

@@ -107,6 +107,25 @@ def test_a_transcript_between_shows_that_the_server_is_there_and_a_missing_file_
     assert "stopped: 2 files in a row got no answer" in err
 
 
+def test_an_answer_that_is_no_transcript_shows_it_too(transcribe, endpoint, triton, clips):
+    triton.script = [("UNAVAILABLE", "socket closed"), ("INVALID_ARGUMENT", "the clip is bad")] * 3
+    status, out, err = transcribe(*clips, "--url", endpoint.url, "--attempts", "1", "--concurrency", "1")
+    assert (status, len(out.splitlines()), len(err.splitlines())) == (1, 44, 6)
+
+
+def test_of_long_recordings_one_is_in_flight_at_a_time(transcribe, endpoint, triton, clips):
+    triton.script = [("UNAVAILABLE", "socket closed")] * 50
+    _, _, err = transcribe(*clips, "--url", endpoint.url, "--attempts", "1", "--long")
+    assert "stopped: 2 files in a row got no answer; 48 files" in err
+
+
+def test_messages_without_room_do_not_end_the_run(endpoint, clips, tmp_path):
+    with open("/dev/full", "wb") as full:  # noqa: PTH123
+        command = [*COMMAND, tmp_path / "missing.wav", *clips, "--url", endpoint.url]
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=full, text=True, check=False)
+    assert (done.returncode, len(done.stdout.splitlines())) == (1, 50)
+
+
 def test_what_was_in_flight_at_a_stop_is_still_delivered(
     transcribe, endpoint, triton, make_result, clips, tmp_path, number_of
 ):

@@ -79,11 +79,13 @@ def test_a_closed_standard_output_is_wrong_use(endpoint, clip):
 def test_a_transcript_that_cannot_be_written_costs_the_others_nothing(transcribe, endpoint, clip, wav, tmp_path):
     other = tmp_path / "other.wav"
     other.write_bytes(wav)
-    (tmp_path / "out" / "clip.txt").mkdir(parents=True)
-    status, _, err = transcribe(clip, other, "--url", endpoint.url, "--out", tmp_path / "out", "--existing", "replace")
+    longest = clip.rename(tmp_path / f"{'a' * 251}.wav")
+    words = ("--url", endpoint.url, "--out", tmp_path / "out", "--format", "json")
+    status, _, err = transcribe(longest, other, *words)
     assert status == 1
-    assert err == f"carnelian-transcribe: {clip}: {tmp_path}/out/clip.txt cannot be written: Is a directory\n"
-    assert (tmp_path / "out" / "other.txt").read_text() == f"{len(wav)} bytes\n"
+    target = tmp_path / "out" / f"{longest.stem}.json"
+    assert err == f"carnelian-transcribe: {longest}: {target} cannot be written: File name too long\n"
+    assert json.loads((tmp_path / "out" / "other.json").read_text())["text"] == f"{len(wav)} bytes"
 
 
 def test_a_full_disk_costs_no_earlier_transcript(transcribe, endpoint, clip, tmp_path, room):
