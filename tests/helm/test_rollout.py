@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import itertools
-import json
 import shutil
 import threading
 import time
@@ -15,6 +14,7 @@ from carnelian_client import CarnelianClient, CarnelianClientError
 
 ROOT = Path(__file__).parents[2]
 CLIP = ROOT / "demo" / "clips" / "letter.wav"
+RELEASES = {"1": "old", "2": "new"}
 NUM_CALLERS = 3
 PAUSE_S = 0.05
 LIMIT_S = 120
@@ -94,7 +94,7 @@ class Load:
         with CarnelianClient(self._url) as client:
             while not self._done.wait(PAUSE_S):
                 try:
-                    self.answers[client.transcribe(CLIP).raw["model"]] += 1
+                    self.answers[RELEASES[client.transcribe(CLIP).raw["version"]]] += 1
                 except CarnelianClientError as error:
                     self.errors.append(error)
 
@@ -107,10 +107,10 @@ class Load:
 
 
 def write_release(folder: Path, name: str) -> Path:
-    """Writes a repository that says in its answers which release it is; the model's public name stays."""
+    """Writes a repository whose answers say which release it is, by the version of the decoding stage."""
     shutil.copytree(ROOT / "model_repository", folder)
-    settings = folder / "quartznet_demo_ctc" / "1" / "ctc.json"
-    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"name": name}))
+    [version] = [version for version, release in RELEASES.items() if release == name]
+    (folder / "quartznet_demo_ctc" / "1").rename(folder / "quartznet_demo_ctc" / version)
     return folder
 
 
