@@ -125,6 +125,7 @@ def serve(
     except StrayWordError as error:
         raise typer.BadParameter(str(error)) from None
     except (ServerError, OSError) as error:
+        _ignore_signals()
         _print(sys.stderr, f"carnelian-serve: {error}")
         raise typer.Exit(1) from None
     pause = ""

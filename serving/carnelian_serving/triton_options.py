@@ -54,7 +54,9 @@ def check_options(triton_options: Sequence[str]) -> None:
         name, _, value = option.partition("=")
         whole = [known for known in READ_OPTIONS if known.startswith(name)]
         if whole and name not in whole:
-            raise ServerError(f"options of tritonserver must be spelled out, but `{name}` is not; write `{whole[0]}`")
+            raise ServerError(
+                f"options of tritonserver that are checked here must be spelled out, but `{name}` may be `{whole[0]}`"
+            )
         # Whatever the name, Triton's own words would repeat the key.
         restricts = "restricted" in name or _RESTRICTION.fullmatch(value)
         if restricts and name not in RESTRICTIONS.values():

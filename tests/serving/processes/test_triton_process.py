@@ -25,9 +25,9 @@ from carnelian_serving.launcher import Server
 DEAF_PARENT = [
     *(sys.executable, "-c"),
     "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN);"
-    "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM]); os.execv(sys.argv[1], sys.argv[1:])",
+    "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM, signal.SIGALRM]); os.execv(sys.argv[1], sys.argv[1:])",
 ]
-"""A program that hears of no child and heeds no SIGTERM, which those that it starts inherit."""
+"""A program that hears of no child and heeds no SIGTERM and no alarm, which those that it starts inherit."""
 
 
 @pytest.mark.parametrize("parent", [[], DEAF_PARENT], ids=["", "deaf parent"])
@@ -224,7 +224,8 @@ dying = [Dying()]
 {owner}.{method} = die
 cli.app({[*command_line[1:], f"--repository={cut_repository}"]})
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    command = [*DEAF_PARENT, sys.executable, "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout) == (0, "dropped\n")
     assert done.stderr.splitlines()[1:] == ["carnelian-serve: stopping"]
 
