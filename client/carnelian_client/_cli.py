@@ -57,8 +57,10 @@ def _folder(path: str) -> Path:
 
 def _tell(message: str) -> None:
     if sys.stderr is not None:  # if it is closed, `print` would use the standard output
-        with contextlib.suppress(OSError):  # the transcripts go on where the messages have no room
+        try:
             print(f"carnelian-transcribe: {message}", file=sys.stderr)
+        except OSError:  # the transcripts go on where the messages have no room
+            drop_unprinted(sys.stderr)
 
 
 def _show_version(wanted: bool) -> None:
@@ -221,7 +223,7 @@ def transcribe(
         _tell(f"{num_there} of {num_there + len(clips)} files were transcribed already")
     if has_failed:
         if out is None:
-            drop_unprinted()
+            drop_unprinted(sys.stdout)
         raise typer.Exit(1)
 
 

@@ -11,7 +11,7 @@ import secrets
 import stat
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from ._formats import CONTROLS, FORMATTING, render
 
@@ -65,12 +65,12 @@ def write_transcript(transcript: Transcript, clip: Clip, *, may_replace: bool) -
             raise OutputError(error.errno, f"{target} cannot be written: {error.strerror}") from error
 
 
-def drop_unprinted() -> None:
+def drop_unprinted(stream: TextIO) -> None:
     """Drop what could not be printed: Python would try once more at its end, and change the exit status and message."""
     try:
-        sys.stdout.flush()
+        stream.flush()
     except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def name_once(file: str, error: Exception) -> str:
