@@ -1,7 +1,7 @@
 """`carnelian-serve` in a process of its own, and what the kernel knows of it."""
 
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,18 +10,24 @@ from carnelian_serving.shared_memory import SHARED_MEMORY
 
 
 @pytest.fixture
-def start_command(command_line: list[str]) -> Callable[..., tuple[Any, int]]:
+def start_command(command_line: list[str]) -> Iterator[Callable[..., tuple[Any, int]]]:
     """Starts `carnelian-serve`, perhaps by a `parent`; returns it once it is ready, and the pid of its tritonserver."""
+    started = []
 
     def start(repository: Path, *options: str, parent: Sequence[str] = ()) -> tuple[subprocess.Popen[str], int]:
         command = [*parent, *command_line, f"--repository={repository}", *options]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        started.append(process)
         assert process.stdout is not None
         assert process.stdout.readline().startswith("carnelian-serve: ready; gRPC 127.0.0.1:")
         (server,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
         return process, int(server)
 
-    return start
+    yield start
+    for process in started:
+        if process.poll() is None:  # the test has failed
+            process.kill()
+            process.communicate()
 
 
 @pytest.fixture
