@@ -26,8 +26,6 @@ PAUSE_SIGNALS = (signal.SIGSEGV, signal.SIGABRT)
 """The signals by which tritonserver ends after it stood still, or its clock was set forward, amid requests."""
 PRINT_S = 2.0
 """How long to wait for whoever reads what is printed. The server must be watched, and the command end, without them."""
-AGAIN_S = 0.1
-"""How long after Python dropped it a signal is heeded again."""
 
 
 def _folder(path: str) -> Path:
@@ -90,15 +88,8 @@ def serve(
 
     Uses the Triton of the container where there is one, else the one in the wheel nvidia-pytriton.
     """
-    for number in STOP_SIGNALS:
-        if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
-            continue  # nohup
-        signal.signal(number, _raise_stop)
-    sys.unraisablehook = partial(_heed_dropped, sys.unraisablehook)
+    sleep = _hear_signals()
     try:
-        # Both are inherited. Where SIGCHLD is ignored, the kernel removes crashed stubs before anybody sees them.
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {*STOP_SIGNALS, signal.SIGALRM, signal.SIGCHLD})
         server = Server(
             repository,
             models=model or (),
@@ -112,20 +103,17 @@ def serve(
             exit_timeout_s=exit_timeout,
             triton_options=triton_options or (),
             on_log=partial(_write, sys.stderr),
+            sleep=sleep,
         )
         _print(sys.stderr, f"carnelian-serve: starting tritonserver on {server.repository}")
         with server:
             _print_ready(server, triton_options or ())
-            try:
-                status = server.wait()
-            finally:
-                _ignore_signals()  # the clean-up after a server that ended by itself must not be interrupted either
+            status = server.wait()
     except _Stop:
         return
     except StrayWordError as error:
         raise typer.BadParameter(str(error)) from None
     except (ServerError, OSError) as error:
-        _ignore_signals()
         _print(sys.stderr, f"carnelian-serve: {error}")
         raise typer.Exit(1) from None
     pause = ""
@@ -149,32 +137,30 @@ class _Stop(BaseException):
     """A signal has asked the command to end."""
 
 
-def _raise_stop(number: int, frame: FrameType | None) -> None:
-    _ignore_signals()
-    with contextlib.suppress(OSError):  # as of a stderr that was closed
-        if sys.stderr is not None and select.select([], [sys.stderr], [], 0)[1]:  # else nobody reads it: it would block
-            _write(sys.stderr, "carnelian-serve: stopping")
-    raise _Stop
+def _hear_signals() -> Callable[[float], None]:
+    """Let :data:`STOP_SIGNALS` interrupt nothing from now on, and return a `time.sleep` that raises `_Stop` for them.
 
+    What a handler raised would come at any place: Python drops it in a destructor, and a lock of `threading` that it
+    meets makes another error of it.
+    """
+    heard = os.eventfd(0)
 
-def _heed_dropped(print_dropped: Callable[[sys.UnraisableHookArgs], object], dropped: sys.UnraisableHookArgs) -> None:
-    """Raise `_Stop` again a moment later: if a destructor was running, Python dropped it, and calls this hook."""
-    if dropped.exc_type is _Stop:
-        signal.signal(signal.SIGALRM, _raise_again)
-        signal.setitimer(signal.ITIMER_REAL, AGAIN_S)
-    else:
-        print_dropped(dropped)
+    def hear(number: int, frame: FrameType | None) -> None:
+        os.eventfd_write(heard, 1)
 
+    def sleep(seconds: float) -> None:
+        if select.select([heard], [], [], seconds)[0]:
+            _print(sys.stderr, "carnelian-serve: stopping")
+            raise _Stop
 
-def _raise_again(number: int, frame: FrameType | None) -> None:
-    raise _Stop
-
-
-def _ignore_signals() -> None:
-    # A second one would interrupt the clean-up; the server is ended by force if it does not end by itself.
     for number in STOP_SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
-    signal.setitimer(signal.ITIMER_REAL, 0)
+        if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
+            continue  # nohup
+        signal.signal(number, hear)
+    # Both are inherited. Where SIGCHLD is ignored, the kernel removes crashed stubs before anybody sees them.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {*STOP_SIGNALS, signal.SIGCHLD})
+    return sleep
 
 
 def _print_ready(server: Server, triton_options: Sequence[str]) -> None:

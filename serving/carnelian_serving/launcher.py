@@ -82,6 +82,7 @@ class Server:
         exit_timeout_s: int = 30,
         triton_options: Sequence[str] = (),
         on_log: Callable[[str], None] | None = None,
+        sleep: Callable[[float], object] = time.sleep,
     ) -> None:
         """Describe a server; `start` starts it.
 
@@ -99,6 +100,8 @@ class Server:
             triton_options: Further options of `tritonserver`, passed on unchanged.
             on_log: Called with each line of the log, from another thread, until it raises. Lines that come too fast
                 are left out. None keeps the log in memory only.
+            sleep: Called with seconds to pass, again and again, while the server starts and in `wait`. What it raises
+                ends them, and stops a server that has not started yet.
 
         Raises:
             StrayWordError: An option of `tritonserver` does not begin with `--`.
@@ -117,6 +120,7 @@ class Server:
         self._ready_timeout_s = ready_timeout_s
         self._exit_timeout_s = exit_timeout_s
         self._triton_options = tuple(triton_options)
+        self._sleep = sleep
         self._new_triton = partial(TritonProcess, on_log, with_noise=log_level == "verbose")
         self._triton = self._new_triton()
         self._scratch: Path | None = None
@@ -210,7 +214,7 @@ class Server:
             ServerError: A model instance has crashed or is stopped. Triton does not start it again, so the server must
                 be restarted.
         """
-        return self._triton.wait()
+        return self._triton.wait(self._sleep)
 
     def stop(self) -> None:
         """Ask the server to end; kill what does not end in time, or everything at once if this is interrupted.
@@ -309,7 +313,7 @@ class Server:
                     f"{'; '.join(causes)}; last lines of the log:\n"
                     + "\n".join(self._triton.last_lines() or ["(none)"])
                 )
-            time.sleep(0.05)
+            self._sleep(0.05)
 
     def _is_ready(self) -> bool:
         """Whether the models are ready, and every port is open: the one of the metrics opens last."""

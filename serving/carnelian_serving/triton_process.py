@@ -142,8 +142,11 @@ class TritonProcess:
                 process.returncode = self.log.end_status
         return process.poll()
 
-    def wait(self) -> int:
+    def wait(self, sleep: Callable[[float], object]) -> int:
         """Block until the process ends by itself and return its exit status.
+
+        Args:
+            sleep: Called with the seconds between two looks at the process. What it raises ends the waiting.
 
         Raises:
             ServerError: A model instance has crashed or stands still. Triton does not start it again, so the server
@@ -160,7 +163,7 @@ class TritonProcess:
                     f"every model instance must be running, but the process of {', '.join(stopped)} stands still, "
                     "as SIGSTOP or a debugger stops it, and its requests fail; start carnelian-serve anew"
                 )
-            time.sleep(STUB_CHECK_INTERVAL_S)
+            sleep(STUB_CHECK_INTERVAL_S)
         return status
 
     def end(self, exit_timeout_s: float) -> None:

@@ -5,7 +5,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 import urllib.error
@@ -197,7 +196,6 @@ def test_a_signal_does_not_interrupt_the_clean_up_after_a_crash(cut_repository, 
     wait = Server.wait
     monkeypatch.setattr(Server, "wait", kill)
     monkeypatch.setattr(Server, "stop", stop_meanwhile_signalled)
-    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)  # which the command replaces
     handlers = {number: signal.getsignal(number) for number in STOP_SIGNALS}
     try:
         with pytest.raises(typer.Exit):
