@@ -54,6 +54,8 @@ def _listed(list_name: str) -> list[str]:
         raise _wrong(
             f"--files-from must be a list of names, but {list_name} cannot be read: {error.strerror}"
         ) from error
+    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise _wrong(f"--files-from must be a list in UTF-8, but {list_name} is in UTF-16, as PowerShell writes it")
     if b"\0" in content:
         lines = content.split(b"\0")
     else:  # which an editor of Windows may have written
@@ -107,7 +109,8 @@ def place(
     files = list(dict.fromkeys(files))
     places = [_place(file, root) for file in files]
     if pair := _first_pair(places, files):
-        is_apart = root is None and os.path.dirname(pair[0]) != os.path.dirname(pair[1])  # noqa: PTH120  (keeps ./)
+        first, second = (os.path.dirname(os.path.abspath(file)) for file in pair)  # noqa: PTH100, PTH120  (as in _place)
+        is_apart = root is None and first != second
         raise _wrong(
             f"--out must have files of different names, but {pair[0]} and {pair[1]} would both be "
             f"{_target(out, _place(pair[0], root), kinds[0])}"

@@ -193,6 +193,14 @@ def test_a_clash_names_both_files_and_the_root_where_it_helps(write, archive, wa
         assert "--root" not in err.partition("would both be")[2]
 
 
+def test_a_file_under_two_spellings_gets_no_advice_that_cannot_help(write, archive, monkeypatch):
+    monkeypatch.chdir(archive[0].parent)
+    status, _, err = write(archive[0].name, f"./{archive[0].name}")
+    assert status == 2
+    assert "would both be" in err
+    assert "--root" not in err.partition("would both be")[2]
+
+
 def test_the_standard_input_has_its_place_with_a_root_too(write, archive, wav, monkeypatch, tmp_path):
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(wav)))
     assert write(archive[0], "-", "--root", tmp_path) == (0, "", "")
@@ -239,8 +247,9 @@ def test_a_list_of_one_file_prints_its_name(transcribe, endpoint, clip, wav, mon
         (b"\n \n", "has none"),
         (b"\0", "has none"),
         (b"a.wav\n-\n", "- must be audio or the list"),
+        ("a.wav\n".encode("utf-16"), "must be a list in UTF-8, but - is in UTF-16"),
     ],
-    ids=["missing", "empty", "blank", "NUL", "standard input twice"],
+    ids=["missing", "empty", "blank", "NUL", "standard input twice", "UTF-16"],
 )
 def test_a_list_without_names_is_wrong_use(transcribe, tmp_path, monkeypatch, content, message):
     listed = tmp_path / "list"
