@@ -144,12 +144,14 @@ def _hear_signals() -> Callable[[float], None]:
     meets makes another error of it.
     """
     heard = os.eventfd(0)
+    poll = select.poll()  # `select.select` takes no number above 1023, which a caller's open files may leave
+    poll.register(heard, select.POLLIN)
 
     def hear(number: int, frame: FrameType | None) -> None:
         os.eventfd_write(heard, 1)
 
     def sleep(seconds: float) -> None:
-        if select.select([heard], [], [], seconds)[0]:
+        if poll.poll(1000 * seconds):
             _print(sys.stderr, "carnelian-serve: stopping")
             raise _Stop
 

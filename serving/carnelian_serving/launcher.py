@@ -44,7 +44,7 @@ from carnelian_serving.triton_options import (
     is_on,
     trim_key,
 )
-from carnelian_serving.triton_process import TritonProcess
+from carnelian_serving.triton_process import TOLD_TOGETHER_S, TritonProcess
 
 LogLevel = Literal["error", "warning", "info", "verbose"]
 
@@ -287,6 +287,7 @@ class Server:
             crashed_at = (crashed_at or time.monotonic()) if crashed else None
             is_ready = self._is_ready()
             if self._triton.poll() is not None:  # then another server answered on the port
+                self._sleep(TOLD_TOGETHER_S)
                 raise ServerError(self._explain_exit(crashed))
             if is_ready:
                 return

@@ -24,6 +24,8 @@ EXIT_MARGIN_S = 5.0
 """How long after its --exit-timeout-secs, when Triton should have ended by itself, it is killed."""
 
 STUB_CHECK_INTERVAL_S = 1.0
+TOLD_TOGETHER_S = 0.1
+"""How long after its end to listen whether the caller is told to end as well, as by what signals a whole tree."""
 STOPPED_CHECKS = 30
 """How many times in a row a stub may be seen stopped, so that a debugger may stop it for a moment. Meanwhile its
 instance answers every request with "Stub process ... is not healthy", although the server calls itself ready."""
@@ -164,6 +166,7 @@ class TritonProcess:
                     "as SIGSTOP or a debugger stops it, and its requests fail; start carnelian-serve anew"
                 )
             sleep(STUB_CHECK_INTERVAL_S)
+        sleep(TOLD_TOGETHER_S)
         return status
 
     def end(self, exit_timeout_s: float) -> None:

@@ -24,10 +24,9 @@ def start_command(command_line: list[str]) -> Iterator[Callable[..., tuple[Any, 
         return process, int(server)
 
     yield start
-    for process in started:
-        if process.poll() is None:  # the test has failed
-            process.kill()
-            process.communicate()
+    for process in started:  # of a test that has failed
+        process.kill()
+        process.communicate()
 
 
 @pytest.fixture

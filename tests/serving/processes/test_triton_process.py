@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -238,6 +239,41 @@ cli.app({[*command_line[1:], f"--repository={cut_repository}"]})
     done = subprocess.run([*DEAF_PARENT, sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout) == (0, "")
     assert done.stderr.splitlines()[1:] == ["carnelian-serve: stopping"]
+
+
+@pytest.mark.parametrize(("owner", "method"), [("Server", "_is_ready"), ("cli", "_print_ready")])
+def test_a_signal_to_the_whole_tree_stops_the_server_whoever_gets_it_first(cut_repository, command_line, owner, method):
+    script = f"""
+import os, signal, threading
+from carnelian_serving import cli
+from carnelian_serving.launcher import Server
+
+def signal_all(*arguments):
+    server = int(open("/proc/thread-self/children").read())
+    os.kill(server, signal.SIGTERM)
+    os.waitid(os.P_PID, server, os.WEXITED | os.WNOWAIT)
+    threading.Timer(0.01, os.kill, [os.getpid(), signal.SIGTERM]).start()
+
+{owner}.{method} = signal_all
+cli.app({[*command_line[1:], f"--repository={cut_repository}"]})
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "")
+    assert done.stderr.splitlines()[1:] == ["carnelian-serve: stopping"]
+
+
+def test_more_files_may_be_open_than_select_takes(cut_repository, start_command):
+    if resource.getrlimit(resource.RLIMIT_NOFILE)[1] < 2048:
+        pytest.skip("the hard limit of this machine is lower")
+    opener = [
+        *(sys.executable, "-c"),
+        "import os, resource, sys; resource.setrlimit(resource.RLIMIT_NOFILE, (2048, 2048));"
+        "[os.set_inheritable(os.dup(0), True) for _ in range(1100)]; os.execv(sys.argv[1], sys.argv[1:])",
+    ]
+    process, _ = start_command(cut_repository, parent=opener)
+    process.terminate()
+    process.communicate(timeout=40)
+    assert process.returncode == 0
 
 
 def is_ready(url: str) -> bool:
