@@ -7,6 +7,7 @@ import functools
 import inspect
 import os
 import re
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from enum import Enum
@@ -276,10 +277,24 @@ def _connect(url: str, model: str, timeout_s: float, attempts: int, tls: TLS | N
     """Return a client with the key of the environment; tell if others can read that."""
     api_key = os.environ.get(API_KEY_VARIABLE) or None
     retry = RetryPolicy(num_attempts=attempts)
-    client = CarnelianClient(url, model=model, timeout_s=timeout_s, retry=retry, tls=tls, api_key=api_key)
+    with _interrupted_later():
+        client = CarnelianClient(url, model=model, timeout_s=timeout_s, retry=retry, tls=tls, api_key=api_key)
     if api_key and not (tls or OWN_ADDRESS.fullmatch(url)):
         _tell(f"{API_KEY_VARIABLE} is sent unencrypted; use --tls if others share the network")
     return client
+
+
+@contextlib.contextmanager
+def _interrupted_later() -> Iterator[None]:
+    """Hold Ctrl-C back: while they are imported, NumPy and gRPC make an ImportError of it."""
+    if not hasattr(signal, "pthread_sigmask"):  # as on Windows
+        yield
+        return
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def _transcribe_stream(

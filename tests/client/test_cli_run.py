@@ -201,3 +201,23 @@ def test_ctrl_c_says_how_far_the_run_got(endpoint, triton, answers, late, clips,
             assert sorted(path.name for path in out.iterdir()) == ["00.txt", "01.txt", "02.txt"]
         finally:
             command.kill()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows holds no signal back")
+@pytest.mark.usefixtures("heeds_ctrl_c")
+def test_ctrl_c_while_the_client_is_loaded_ends_with_130(clip):
+    """gRPC's modules of C import NumPy, and made an ImportError of it."""
+    script = """
+import os, signal, sys
+from carnelian_client import _cli
+
+def interrupt(event, arguments):
+    if event == "import" and arguments[0] == "numpy.version":
+        os.kill(os.getpid(), signal.SIGINT)
+
+sys.addaudithook(interrupt)
+_cli.app()
+"""
+    done = subprocess.run([sys.executable, "-c", script, clip], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (130, "")
+    assert "ImportError" not in done.stderr
