@@ -47,6 +47,9 @@ MAX_RATE_HZ = 2**24 - 1
 _WAVE_PCM, _WAVE_FLOAT = 1, 3
 _OGG_PAGE = re.compile(rb"OggS.{8}(..)(.{4})", re.DOTALL)
 """Matches an Ogg page; the groups are the upper two bytes of its count of samples, and the number of its stream."""
+SERVED_OPUS_HZ = (16_000, 44_100, 48_000)
+"""The rates of Opus that the server resamples once. Others it takes by way of 32 kHz: with those up to 12 kHz, of which
+the upper bands of the features are all but empty, its transcripts are not those of the decoded samples."""
 
 
 def describe_audio(audio: Audio) -> str:
@@ -242,6 +245,8 @@ def _is_served_container(data: bytes) -> bool:
     if data[:4] == b"fLaC":  # one from a pipe has no count of samples (36 bits), which the server needs
         return int.from_bytes(data[21:26], "big") % 2**36 > 0
     if data[:4] == b"OggS":  # the server needs pages of one stream, each with a count of samples below 2^48
+        if data[28:36] == b"OpusHead" and int.from_bytes(data[40:44], "little") not in SERVED_OPUS_HZ:
+            return False
         return set(_OGG_PAGE.findall(data)) == {(b"\0\0", data[14:18])}
     return data[:4] == b"RIFF" and data[8:12] == b"WAVE"
 

@@ -33,10 +33,14 @@ def noise():
 
 
 @pytest.mark.parametrize(
-    "fmt", [("WAV", "ULAW"), ("WAV", "DOUBLE"), ("FLAC", None), ("OGG", "VORBIS"), ("OGG", "OPUS")]
+    ("fmt", "rate"),
+    [
+        *((fmt, RATE) for fmt in [("WAV", "ULAW"), ("WAV", "DOUBLE"), ("FLAC", None), ("OGG", "VORBIS")]),
+        *((("OGG", "OPUS"), rate) for rate in [16_000, 48_000]),
+    ],
 )
-def test_what_the_server_reads_goes_as_it_is(noise, fmt, tmp_path, encode):
-    data = file_of(noise, *fmt)
+def test_what_the_server_reads_goes_as_it_is(noise, fmt, rate, tmp_path, encode):
+    data = file_of(noise, *fmt, rate=rate)
     path = tmp_path / "clip"
     path.write_bytes(data)
     for audio in (path, str(path), data, bytearray(data), memoryview(data)):
@@ -195,10 +199,18 @@ def test_wav_files_one_behind_the_other_are_refused_as_others_are(noise, encode)
         encode(wav + wav)
 
 
-@pytest.mark.parametrize("codec", ["VORBIS", "OPUS"])
-def test_of_ogg_files_one_behind_the_other_none_is_lost_silently(noise, codec, encode):
-    ogg = file_of(noise, "OGG", codec)
-    for joined in (ogg + file_of(noise, "OGG", codec), ogg + ogg, PICTURE + ogg + ogg):
+@pytest.mark.parametrize("rate", [8_000, 12_000, 24_000])
+def test_opus_that_the_server_would_resample_twice_is_decoded_here(noise, rate, encode, read):
+    opus = file_of(noise, "OGG", "OPUS", rate=rate)
+    samples, sent_hz = read(encode(opus))
+    assert sent_hz == rate
+    assert np.array_equal(samples, soundfile.read(io.BytesIO(opus), dtype="float32")[0])
+
+
+@pytest.mark.parametrize(("codec", "rate"), [("VORBIS", RATE), ("OPUS", 48_000)])
+def test_of_ogg_files_one_behind_the_other_none_is_lost_silently(noise, codec, rate, encode):
+    ogg = file_of(noise, "OGG", codec, rate=rate)
+    for joined in (ogg + file_of(noise, "OGG", codec, rate=rate), ogg + ogg, PICTURE + ogg + ogg):
         with pytest.raises(InvalidAudio, match=r"Ogg files one behind the other, .* send each by itself"):
             encode(joined)
     assert encode(ogg + bytes(100)) == ogg + bytes(100)
@@ -209,7 +221,7 @@ def test_ogg_that_the_server_refuses_is_decoded_here(noise, encode, read):
     with soundfile.SoundFile(sink, "w", RATE, 1, format="OGG", subtype="VORBIS") as file:
         file.comment = "A" * 70_000  # so long that no packet ends on its first page
         file.write(noise)
-    named = file_of(noise, "OGG", "OPUS") + b"OggS" + bytes(30)
+    named = file_of(noise, "OGG", "VORBIS") + b"OggS" + bytes(30)
     for refused in (sink.getvalue(), named):
         sent = encode(refused)
         assert sent[:4] == b"RIFF"

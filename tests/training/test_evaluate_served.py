@@ -52,6 +52,19 @@ def test_a_server_and_its_checkpoint_agree_utterance_by_utterance(server, tmp_pa
     assert (tmp_path / "served.jsonl").read_text() == (tmp_path / "offline.jsonl").read_text()
 
 
+def test_opus_of_telephone_calls_is_heard_as_by_the_checkpoint(server, tmp_path, write_rows, run_evaluate, read_rows):
+    lines = []
+    for name in ("letter.wav", "harbour.flac"):
+        samples, rate = soundfile.read(CLIPS.parent / name)
+        path = tmp_path / f"{name}.opus"
+        soundfile.write(path, samples[::2], rate // 2, format="OGG", subtype="OPUS")
+        lines.append({"audio_filepath": path.name, "duration": len(samples) / rate, "text": "a"})
+    manifest = write_rows(tmp_path / "manifest.jsonl", lines)
+    run_evaluate(DEMO, manifest, "--out", tmp_path / "offline.jsonl")
+    run_evaluate("--url", server.grpc_url, manifest, "--out", tmp_path / "served.jsonl")
+    assert read_rows(tmp_path / "served.jsonl") == read_rows(tmp_path / "offline.jsonl")
+
+
 def test_the_table_has_a_row_for_each_test_set_and_decoder_offline_and_served(
     server, tmp_path, run_evaluate, read_rows
 ):
