@@ -1,5 +1,8 @@
 import dataclasses
+import json
+import math
 import os
+import re
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -143,6 +146,89 @@ def test_calls_of_two_channels_in_kaldis_folders_are_refused(tmp_path, call):
     sources = ("--recordings", tmp_path / "recordings.jsonl", "--supervisions", tmp_path / "supervisions.jsonl")
     status, _, err = call(main, "convert", tmp_path / "ours.jsonl", *sources)
     assert (status, f"{tmp_path}/call.wav has 2: split it first, as by `sox" in err) == (1, True), err
+
+
+@pytest.fixture
+def convert_cut(tmp_path, call):
+    """Return a function that converts cuts of half a second of a.wav, each with a change in its JSON."""
+    pytest.importorskip("lhotse")
+    soundfile.write(tmp_path / "a.wav", NOISE[:16000], 16000)
+    source = {"type": "file", "channels": [0], "source": str(tmp_path / "a.wav")}
+
+    def convert(*changes):
+        cuts = []
+        for number, change in enumerate(changes):
+            recording = {"id": "r", "sources": [source], "sampling_rate": 16000, "num_samples": 16000, "duration": 1.0}
+            said = {"id": "s", "recording_id": "r", "start": 0.25, "duration": 0.5, "channel": 0, "text": "a"}
+            cut = {"id": f"c{number}", "type": "MonoCut", "start": 0.0, "duration": 1.0, "channel": 0}
+            for place, value in change.items():
+                where, name = place.split(".")
+                given = {"cut": cut, "said": said, "recording": recording}[where]
+                given[name] = [source | {"source": value}] if name == "source" else value
+            cuts.append(
+                cut | {"supervisions": [said], "recording": recording | {"sources": recording.pop("source", [source])}}
+            )
+        (tmp_path / "cuts.jsonl").write_text("\n".join(map(json.dumps, cuts)))
+        (tmp_path / "ours.jsonl").write_text("old")
+        return call(main, "convert", tmp_path / "ours.jsonl", "--cuts", tmp_path / "cuts.jsonl", "--lower")
+
+    return convert
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "found"),
+    [
+        *(
+            ("said.duration", value, f"s: `duration` must be a positive number of seconds, .*, found {value}$")
+            for value in (0, -1)
+        ),
+        *(
+            (place, value, rf"{item}: its `{name}` must be a number of seconds, at most 1000000, found {shown}$")
+            for place, item, name in (
+                ("said.duration", "s", "duration"),
+                ("said.start", "s", "start"),
+                ("cut.start", "c0", "start"),
+                ("recording.duration", "the recording of c0", "duration"),
+            )
+            for value, shown in (
+                (math.nan, "nan"),
+                (math.inf, "inf"),
+                (1e300, r"1e\+300"),
+                (None, "None"),
+                ("0", "'0'"),
+            )
+        ),
+        *(("said.text", value, r"s: `text` must be the clip's tr.*, found [05\[]") for value in (5, ["a"], 0)),
+        *(
+            ("recording.source", value, "s: `audio_filepath` must be the path of a sound file, found ")
+            for value in (5, "", "a\0b", "http://x/y.flac")
+        ),
+        ("recording.source", "/a\udc80.wav", r"s: a line must be Unicode text, but has half of a pair"),
+        ("said.text", "a\ud800", r"s: a line must be Unicode text, but has half of a pair"),
+        ("said.id", [1], r"\[1\]: its `id` must be text, found \[1\]$"),
+        ("recording.id", [1], r"the recording of c0: its `id` must be text, found \[1\]$"),
+        ("recording.channel_ids", 1, "the recording of c0: its `channel_ids` must be a list, found 1$"),
+    ],
+    ids=repr,
+)
+def test_what_our_manifests_cannot_hold_is_refused_with_its_supervision(convert_cut, tmp_path, place, value, found):
+    """Manifests were written that training refused, and Python's own errors named no file."""
+    status, _, err = convert_cut({place: value})
+    assert status == 1
+    assert re.search(rf"cuts\.jsonl: {found}", err.replace("\n", " ").strip()), err
+    assert (tmp_path / "ours.jsonl").read_text() == "old"
+
+
+def test_a_tilde_in_lhotses_source_is_the_home_folder(convert_cut, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert convert_cut({"recording.source": "~/a.wav"})[0] == 0
+    assert [clip.audio_filepath for clip in read_manifest(tmp_path / "ours.jsonl")] == [tmp_path / "a.wav"]
+
+
+def test_a_manifest_of_lhotses_that_is_nested_too_deep_is_named(lhotse_recordings, call):
+    (lhotse_recordings / "deep.jsonl").write_text('{"a":' * 100_000)
+    status, _, err = call(main, "convert", lhotse_recordings / "x.jsonl", "--cuts", lhotse_recordings / "deep.jsonl")
+    assert (status, "deep.jsonl must be a CutSet of Lhotse, but cannot be read: maximum" in err) == (1, True), err
 
 
 @pytest.mark.parametrize(("recording", "offset"), [("long", 0.0), ("short", None)])

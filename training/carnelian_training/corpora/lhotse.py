@@ -4,8 +4,9 @@ Clips inside longer recordings become clips with an `offset`; no audio is writte
 """
 
 import functools
+import json
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,18 @@ import soundfile
 import yaml
 
 from carnelian_training.data.audio import check_regular
-from carnelian_training.data.manifest import Clip
+from carnelian_training.data.manifest import MOST_S, Clip, parse_line
+
+_TYPES: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
+    (("id", "recording_id"), lambda value: isinstance(value, Hashable), "text"),
+    (
+        ("start", "duration"),
+        lambda value: type(value) in (int, float) and abs(value) <= MOST_S,
+        f"a number of seconds, at most {MOST_S:.0f}",
+    ),
+    (("channel_ids",), lambda value: isinstance(value, list), "a list"),
+)
+"""What these fields of cuts, recordings and supervisions must be; Lhotse takes what it reads."""
 
 
 def clips_of_cuts(cuts: Path) -> Iterator[Clip]:
@@ -22,21 +34,28 @@ def clips_of_cuts(cuts: Path) -> Iterator[Clip]:
 
     Raises:
         ValueError: A cut is mixed, padded or perturbed, its sound is missing or not one file of one channel, or a
-            supervision begins before it; the message names the cut or the supervision.
+            supervision begins before it or cannot be a line of our manifests; the message names the cut or the
+            supervision.
     """
     seen: set[tuple[str, str, float]] = set()
     for cut in _read(_lhotse().CutSet, cuts):
         if type(cut).__name__ != "MonoCut":
             raise ValueError(f"{cuts}: {cut.id} must be a plain part of a recording, but is a {type(cut).__name__}")
-        if cut.supervisions and not cut.has_recording:
+        if not cut.supervisions:
+            continue
+        if not cut.has_recording:
             raise ValueError(f"{cuts}: {cut.id} must have its recording, but has features alone")
+        _check_types(cut, f"{cuts}: {cut.id}")
+        _check_types(cut.recording, f"{cuts}: the recording of {cut.id}")
         for supervision in cut.supervisions:
+            where = f"{cuts}: {supervision.id}"
+            _check_types(supervision, where)
             start = cut.start + supervision.start
+            clip = _clip(cut.recording, start, supervision, where)
             known = (cut.recording.id, supervision.id, round(start, 3))
-            if known in seen:  # the same supervision in another window, if windows overlap or cut it
-                continue
-            seen.add(known)
-            yield _clip(cut.recording, start, supervision, f"{cuts}: {supervision.id}")
+            if known not in seen:  # otherwise the same supervision in another window: they may overlap or cut it
+                seen.add(known)
+                yield clip
 
 
 def clips_of_supervisions(recordings: Path, supervisions: Path) -> Iterator[Clip]:
@@ -44,15 +63,32 @@ def clips_of_supervisions(recordings: Path, supervisions: Path) -> Iterator[Clip
 
     Raises:
         ValueError: A recording is missing, perturbed, or not one file of one channel, or a supervision begins before
-            it; the message names the supervision.
+            its recording or cannot be a line of our manifests; the message names the supervision.
     """
     lhotse = _lhotse()
-    by_id = {recording.id: recording for recording in _read(lhotse.RecordingSet, recordings)}
+    by_id: dict[str, Any] = {}
+    for recording in _read(lhotse.RecordingSet, recordings):
+        _check_types(recording, f"{recordings}: {recording.id}")
+        by_id[recording.id] = recording
     for supervision in _read(lhotse.SupervisionSet, supervisions):
         where = f"{supervisions}: {supervision.id}"
+        _check_types(supervision, where)
         if supervision.recording_id not in by_id:
             raise ValueError(f"{where} is about {supervision.recording_id}, which {recordings} does not have")
         yield _clip(by_id[supervision.recording_id], supervision.start, supervision, where)
+
+
+def _check_types(item: Any, where: str) -> None:
+    """Check fields of a cut, a recording or a supervision; messages begin with `where`.
+
+    Raises:
+        ValueError: A field is not what `_TYPES` says.
+    """
+    own = vars(item)  # Lhotse's items answer to names in their `custom`, too
+    for names, holds, must in _TYPES:
+        for name in names:
+            if name in own and not holds(value := own[name]):
+                raise ValueError(f"{where}: its `{name}` must be {must}, found {value!r:.200}")
 
 
 def _read(kind: Any, path: Path) -> Iterator[Any]:
@@ -83,7 +119,7 @@ def _read_as(expected: str) -> Iterator[None]:
     try:
         yield
     except (
-        *(AssertionError, AttributeError, EOFError, KeyError, OSError, TypeError, ValueError),
+        *(AssertionError, AttributeError, EOFError, KeyError, OSError, RecursionError, TypeError, ValueError),
         *(yaml.YAMLError, zlib.error),
     ) as error:
         raise ValueError(f"{expected}, but cannot be read: {error}") from error
@@ -93,14 +129,6 @@ def _clip(recording: Any, start: float, supervision: Any, where: str) -> Clip:
     if len(recording.sources) != 1 or recording.sources[0].type != "file":
         kinds = [source.type for source in recording.sources]
         raise ValueError(f"{where} must be in one sound file, but its recording has the sources {kinds}")
-    file = Path(recording.sources[0].source).absolute()
-    # What Lhotse made of Kaldi's folders claims one channel of every file.
-    channels = max(recording.num_channels, _channels(file))
-    if channels > 1:
-        raise ValueError(
-            f"{where} must be in a file of one channel, but {file} has {channels}: "
-            "split it first, as by `sox call.wav caller.flac remix 1`"
-        )
     start = round(start, 6) + 0.0  # not -0.0
     if start < 0:
         raise ValueError(f"{where} must begin within its recording, but begins at {start:g} s")
@@ -108,13 +136,23 @@ def _clip(recording: Any, start: float, supervision: Any, where: str) -> Clip:
         raise ValueError(f"{where} must be a file's own sound, but is transformed: let Lhotse save the sound first")
     is_whole = start == 0 and abs(supervision.duration - recording.duration) < 0.01
     extra = {"id": supervision.id, "speaker": supervision.speaker, "language": supervision.language}
-    return Clip(
-        file,
-        recording.duration if is_whole else supervision.duration,
-        supervision.text or "",
-        {name: value for name, value in extra.items() if value is not None},
-        offset=None if is_whole else start,
-    )
+    row = {
+        "audio_filepath": recording.sources[0].source,
+        "duration": recording.duration if is_whole else supervision.duration,
+        "offset": None if is_whole else start,
+        "text": "" if supervision.text is None else supervision.text,
+        **{name: value for name, value in extra.items() if value is not None},
+    }
+    line = json.dumps(row, default=str)  # YAML has dates
+    clip = parse_line(line.encode(), Path.cwd(), where)
+    # What Lhotse made of Kaldi's folders claims one channel of every file.
+    channels = max(recording.num_channels, _channels(clip.audio_filepath))
+    if channels > 1:
+        raise ValueError(
+            f"{where} must be in a file of one channel, but {clip.audio_filepath} has {channels}: "
+            "split it first, as by `sox call.wav caller.flac remix 1`"
+        )
+    return clip
 
 
 @functools.cache  # a recording may have thousands of supervisions

@@ -54,7 +54,7 @@ def read_manifest(path: Path) -> list[Clip]:
     Raises:
         ValueError: The file cannot be read, or a line is not a clip; the message says file, line and what was found.
     """
-    return [_parse_line(line, path.parent, where) for where, line in _lines(path)]
+    return [parse_line(line, path.parent, where) for where, line in _lines(path)]
 
 
 def read_manifest_leniently(path: Path) -> tuple[list[Clip], list[str]]:
@@ -66,7 +66,7 @@ def read_manifest_leniently(path: Path) -> tuple[list[Clip], list[str]]:
     clips, mistakes = [], []
     for where, line in _lines(path):
         try:
-            clips.append(_parse_line(line, path.parent, where))
+            clips.append(parse_line(line, path.parent, where))
         except ValueError as error:
             mistakes.append(str(error))
     return clips, mistakes
@@ -159,7 +159,12 @@ def _opened(path: Path) -> BufferedReader:
         raise ValueError(f"{path} must be a manifest, JSON lines{place}, but: {error.strerror}") from error
 
 
-def _parse_line(line: bytes, folder: Path, where: str) -> Clip:
+def parse_line(line: bytes, folder: Path, where: str) -> Clip:
+    """Make a clip of a line of a manifest in a folder.
+
+    Raises:
+        ValueError: The line is not a clip; the message begins with `where` and says what was found.
+    """
     try:
         row = json.loads(line, object_pairs_hook=_once)
     except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, too many digits in a number; too deep
