@@ -225,6 +225,30 @@ def test_a_tilde_in_lhotses_source_is_the_home_folder(convert_cut, tmp_path, mon
     assert [clip.audio_filepath for clip in read_manifest(tmp_path / "ours.jsonl")] == [tmp_path / "a.wav"]
 
 
+def test_cuts_of_one_id_in_two_files_are_two_clips(convert_cut, tmp_path):
+    """One was taken for the other in another window."""
+    soundfile.write(tmp_path / "b.wav", NOISE[:16000], 16000)
+    assert convert_cut({}, {"recording.source": str(tmp_path / "b.wav")}, {"said.text": "b"}, {})[0] == 0
+    found = [(clip.audio_filepath.name, clip.text) for clip in read_manifest(tmp_path / "ours.jsonl")]
+    assert found == [("a.wav", "a"), ("b.wav", "a"), ("a.wav", "b")]
+
+
+def test_two_recordings_of_one_id_are_refused(lhotse_recordings, call):
+    """Transcripts of the first got the sound of the last."""
+    lhotse = pytest.importorskip("lhotse")
+    folder, target = lhotse_recordings, lhotse_recordings / "ours.jsonl"
+    one, other = (lhotse.Recording.from_file(folder / name, "long") for name in ("long.wav", "short.flac"))
+    short = lhotse.Recording.from_file(folder / "short.flac")
+    sources = ("--recordings", folder / "twice.jsonl", "--supervisions", folder / "supervisions.jsonl.gz")
+    lhotse.RecordingSet.from_recordings([one, short, other]).to_file(folder / "twice.jsonl")
+    status, _, err = call(main, "convert", target, *sources)
+    assert (status, target.exists()) == (1, False)
+    assert "twice.jsonl must have one recording of an id, but has two of long: if" in " ".join(err.split())
+    lhotse.RecordingSet.from_recordings([one, short, one]).to_file(folder / "twice.jsonl")
+    assert call(main, "convert", target, *sources)[0] == 0
+    assert len(read_manifest(target)) == 3
+
+
 def test_a_manifest_of_lhotses_that_is_nested_too_deep_is_named(lhotse_recordings, call):
     (lhotse_recordings / "deep.jsonl").write_text('{"a":' * 100_000)
     status, _, err = call(main, "convert", lhotse_recordings / "x.jsonl", "--cuts", lhotse_recordings / "deep.jsonl")

@@ -37,7 +37,7 @@ def clips_of_cuts(cuts: Path) -> Iterator[Clip]:
             supervision begins before it or cannot be a line of our manifests; the message names the cut or the
             supervision.
     """
-    seen: set[tuple[str, str, float]] = set()
+    seen: set[tuple[Path, str, float, str]] = set()
     for cut in _read(_lhotse().CutSet, cuts):
         if type(cut).__name__ != "MonoCut":
             raise ValueError(f"{cuts}: {cut.id} must be a plain part of a recording, but is a {type(cut).__name__}")
@@ -52,7 +52,7 @@ def clips_of_cuts(cuts: Path) -> Iterator[Clip]:
             _check_types(supervision, where)
             start = cut.start + supervision.start
             clip = _clip(cut.recording, start, supervision, where)
-            known = (cut.recording.id, supervision.id, round(start, 3))
+            known = (clip.audio_filepath, supervision.id, round(start, 3), clip.text)
             if known not in seen:  # otherwise the same supervision in another window: they may overlap or cut it
                 seen.add(known)
                 yield clip
@@ -62,14 +62,19 @@ def clips_of_supervisions(recordings: Path, supervisions: Path) -> Iterator[Clip
     """Yield a clip for each supervision of a supervision manifest, with its sound from a recording manifest.
 
     Raises:
-        ValueError: A recording is missing, perturbed, or not one file of one channel, or a supervision begins before
-            its recording or cannot be a line of our manifests; the message names the supervision.
+        ValueError: A recording is missing, perturbed, or not one file of one channel, two recordings have one id, or a
+            supervision begins before its recording or cannot be a line of our manifests; the message names the
+            recording or the supervision.
     """
     lhotse = _lhotse()
     by_id: dict[str, Any] = {}
     for recording in _read(lhotse.RecordingSet, recordings):
         _check_types(recording, f"{recordings}: {recording.id}")
-        by_id[recording.id] = recording
+        if by_id.setdefault(recording.id, recording) != recording:
+            raise ValueError(
+                f"{recordings} must have one recording of an id, but has two of {recording.id}: if corpora were "
+                "combined, convert each by itself"
+            )
     for supervision in _read(lhotse.SupervisionSet, supervisions):
         where = f"{supervisions}: {supervision.id}"
         _check_types(supervision, where)
