@@ -2,8 +2,10 @@
 
 import dataclasses
 import io
+import math
 import os
 import pickle
+import re
 import tarfile
 
 import pytest
@@ -14,6 +16,8 @@ from carnelian_training.foreign import sources, unpickling
 from carnelian_training.loop.train import train
 from carnelian_training.models.blocks import StackConfig
 from carnelian_training.weight_files import CheckpointError
+
+KERNEL, VARIANCE = (f"blocks.0.sub_blocks.0.{name}" for name in ("pointwise.weight", "norm.running_var"))
 
 
 def test_a_published_checkpoint_is_half_the_size_and_describes_itself(tiny_config, tmp_path):
@@ -124,6 +128,55 @@ def test_weights_of_other_types_become_those_of_the_network(tmp_path, tiny_confi
     for name, tensor in loaded.state_dict().items():
         torch.testing.assert_close(tensor, changed[name].to(weights[name].dtype))
     assert all(parameter.requires_grad for parameter in loaded.parameters())
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "mistake"),
+    [
+        (VARIANCE, lambda found: -found, "holds variances, but some are negative"),
+        (KERNEL, lambda found: torch.full_like(found, math.nan), "holds numbers that are not finite in float32"),
+        (KERNEL, lambda found: found.double() + 1e300, "holds numbers that are not finite in float32"),
+        *(
+            (KERNEL, lambda found, kind=kind: found.to(getattr(torch, kind)), f"must hold .* or more, but holds {kind}")
+            for kind in ("int8", "bool", "complex64", "float8_e4m3fn")
+        ),
+    ],
+    ids=["negative", "nan", "too large", "int8", "bool", "complex64", "float8_e4m3fn"],
+)
+def test_numbers_that_no_network_has_are_refused_and_named(name, change, mistake, tiny_config, tmp_path):
+    """As in checkpoints of other toolkits: they gave transcripts of nonsense."""
+    weights = checkpoint.build_model(tiny_config).state_dict()
+    checkpoint.save(tmp_path / "x.pt", tiny_config, weights | {name: change(weights[name])}, results={})
+    with pytest.raises(CheckpointError, match=rf"(?s)x\.pt: 1 tensor\(s\) .*:\n  {re.escape(name)}: {mistake}$"):
+        checkpoint.load(tmp_path / "x.pt")
+
+
+@pytest.mark.filterwarnings("ignore:.*(TypedStorage|[Nn]ested|quantize).*")
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda found: found.to_sparse(),
+        lambda found: torch.nested.nested_tensor([found.flatten(), found[0].flatten()]),
+        lambda found: found.to("meta"),
+        lambda found: torch.zeros(1).expand(found.shape),
+        lambda found: torch.quantize_per_tensor(found, 0.1, 0, torch.qint8),
+    ],
+    ids=["sparse", "nested", "meta", "one number", "quantised"],
+)
+def test_tensors_that_are_not_dense_are_refused_and_named(change, tiny_config, tmp_path):
+    """The message was PyTorch's, about its kernels, and named neither file nor tensor."""
+    weights = checkpoint.build_model(tiny_config).state_dict()
+    checkpoint.save(tmp_path / "x.pt", tiny_config, weights | {KERNEL: change(weights[KERNEL])}, results={})
+    with pytest.raises(CheckpointError, match=rf"x\.pt must hold dense tensors .* '{re.escape(KERNEL)}' first$"):
+        checkpoint.load(tmp_path / "x.pt")
+
+
+@pytest.mark.parametrize("number", [torch.ones(3), torch.ones(1), 1.0, True, 2, None], ids=repr)
+def test_a_format_that_is_not_1_is_refused(number, tiny_config, tmp_path):
+    checkpoint.save(tmp_path / "x.pt", tiny_config, checkpoint.build_model(tiny_config).state_dict(), results={})
+    torch.save(torch.load(tmp_path / "x.pt", weights_only=True) | {"format": number}, tmp_path / "x.pt")
+    with pytest.raises(CheckpointError, match=r"x\.pt must be a checkpoint of Carnelian .*, but is not of format 1$"):
+        checkpoint.load(tmp_path / "x.pt")
 
 
 @pytest.mark.parametrize(

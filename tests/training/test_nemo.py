@@ -281,6 +281,10 @@ def break_tensors(tree, tensors):
             lambda _, tensors: tensors.update({HEAD: tensors[HEAD].to(torch.float8_e4m3fn)}),
             r"layers\.0\.weight: must hold numbers of 16 bits or more, but holds float8_e4m3fn",
         ),
+        (
+            lambda _, tensors: tensors.update({HEAD: tensors[HEAD].double() + 1e300}),
+            r"layers\.0\.weight: holds numbers that are not finite in float32",
+        ),
         (lambda _, tensors: tensors.update({HEAD: tensors[HEAD].to("meta")}), r"dense .* are not: decoder.*0\.weight$"),
         (lambda _, tensors: tensors.update({1: torch.zeros(1)}), r"must be a dense tensor, but these are not: 1$"),
         (

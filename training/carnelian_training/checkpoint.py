@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from carnelian_training.config import Config
 from carnelian_training.config_tree import config_to_dict
+from carnelian_training.foreign.tensors import check_fit, find_mistake, is_dense
 from carnelian_training.language_models.config import LanguageModelConfig
 from carnelian_training.models.jasper import Jasper, JasperConfig
 from carnelian_training.models.network import CtcNetwork
@@ -23,7 +24,6 @@ from carnelian_training.weight_files import (
     CheckpointError,
     check_holds_weights,
     check_undamaged,
-    is_finite,
     load_torch,
     torch_reason,
 )
@@ -132,8 +132,8 @@ def load(path: Path) -> tuple[RunConfig, dict[str, Any]]:
 
     Raises:
         ForeignCheckpointError: The file is not a Carnelian checkpoint.
-        CheckpointError: The file is damaged, lacks a part, has weights that are not finite, or describes a network that
-            is far too large.
+        CheckpointError: The file is damaged, lacks a part, has weights that no network has, such as NaN, or describes a
+            network that is far too large.
     """
     check_holds_weights(path)
     check_undamaged(path)
@@ -148,13 +148,13 @@ def load(path: Path) -> tuple[RunConfig, dict[str, Any]]:
         raise ForeignCheckpointError(
             f"{path} cannot be read as a checkpoint of Carnelian{_ADVICE}: {torch_reason(error)}"
         ) from error
-    if not isinstance(content, dict) or content.get("format") != 1:
+    number = content.get("format") if isinstance(content, dict) else None
+    if type(number) is not int or number != 1:
         is_foreign = not isinstance(content, dict) or "weights" not in content
         kind = ForeignCheckpointError if is_foreign else CheckpointError
         raise kind(f"{path} must be a checkpoint of Carnelian{_ADVICE}, but is not of format 1")
     _check_parts(path, content)
-    if broken := [name for name, tensor in content["weights"].items() if not is_finite(tensor)]:
-        raise CheckpointError(f"{path} must hold finite weights, but {len(broken)} tensor(s) do not, {broken[0]} first")
+    check_fit([mistake for name, t in content["weights"].items() if (mistake := _find_mistake(name, t))], path)
     config = run_from_dict(content["config"], str(path))
     check_size(config, str(path))
     return config, content
@@ -165,8 +165,16 @@ def _check_parts(path: Path, content: dict[str, Any]) -> None:
         if not isinstance(content.get(part), dict):
             raise CheckpointError(f"{path} must hold all parts of a checkpoint, but its `{part}` is no dictionary")
     for name, tensor in content["weights"].items():
-        if not isinstance(name, str) or not isinstance(tensor, Tensor):
-            raise CheckpointError(f"{path} must hold tensors by name, but its `weights` are not, {name!r} first")
+        if not isinstance(name, str) or not is_dense(tensor):
+            raise CheckpointError(f"{path} must hold dense tensors by name, but its `weights` are not, {name!r} first")
+
+
+def _find_mistake(name: str, tensor: Tensor) -> str | None:
+    if name != "_extra_state":
+        return find_mistake(name, tensor, list(tensor.shape))
+    if tensor.ndim != 1 or tensor.dtype != torch.uint8:
+        return f"  {name}: must be bytes, but is {list(tensor.shape)} of {tensor.dtype}".replace("torch.", "")
+    return None
 
 
 def load_model(path: Path) -> tuple[Config, CtcNetwork]:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import IO, Any
 
 import torch
-from torch import Tensor
 
 from carnelian_training.config_errors import shown
 
@@ -138,11 +137,6 @@ def _is_program(archive: IO[bytes]) -> bool:
         return "constants.pkl" in torch._C.PyTorchFileReader(archive).get_all_records()
     except (RuntimeError, UnicodeDecodeError, OSError):  # truncated, or its directory is damaged
         return False
-
-
-def is_finite(tensor: Tensor) -> bool:
-    """Return whether a tensor has neither NaN nor infinity, which an undamaged file of a failed run may have."""
-    return not tensor.is_floating_point() or bool(tensor.isfinite().all())
 
 
 def torch_reason(error: Exception) -> str:

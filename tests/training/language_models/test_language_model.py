@@ -330,6 +330,15 @@ def test_an_average_has_the_tokens_too(config, changed, tmp_path):
     assert Tokenizer(network.tokenizer).encode(["the king"]) != [[]]
 
 
+@pytest.mark.parametrize("change", [lambda found: found[None], lambda found: found.float()], ids=["table", "float"])
+def test_a_tokenizer_is_bytes(trained, tmp_path, change):
+    config, content = load(trained / "tiny.pt")
+    weights = content["weights"] | {"_extra_state": change(content["weights"]["_extra_state"])}
+    save(tmp_path / "x.pt", config, weights, results={})
+    with pytest.raises(CheckpointError, match=r"x\.pt: 1 tensor\(s\) .*\n  _extra_state: must be bytes, but is \["):
+        load(tmp_path / "x.pt")
+
+
 def test_networks_of_other_tokens_are_not_averaged(trained, tmp_path):
     config, content = load(trained / "tiny.pt")
     weights = dict(content["weights"])

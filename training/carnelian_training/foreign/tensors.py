@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from carnelian_training.weight_files import CheckpointError, is_finite
+from carnelian_training.weight_files import CheckpointError
 
 WRAPPERS = {"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
 """The parts that `DataParallel`, `torch.compile` and other wrappers add to the names of tensors."""
@@ -22,6 +22,16 @@ def plain_name(name: str) -> str:
     return ".".join(part for part in name.split(".") if part not in WRAPPERS)
 
 
+def is_dense(tensor: Any) -> bool:
+    """Return whether this is a tensor with each of its numbers in memory, not sparse, nested or quantised."""
+    return (
+        isinstance(tensor, Tensor)
+        and tensor.layout == torch.strided
+        and not (tensor.is_nested or tensor.is_quantized or tensor.is_meta)
+        and tensor.numel() * tensor.element_size() <= tensor.untyped_storage().nbytes()  # not one number repeated
+    )
+
+
 def plain_tensors(found: Any, path: Path) -> dict[str, Tensor]:
     """Return weights by their names without wrappers, and check that all are dense tensors.
 
@@ -31,15 +41,7 @@ def plain_tensors(found: Any, path: Path) -> dict[str, Tensor]:
     """
     if not isinstance(found, Mapping):
         raise CheckpointError(f"{path} must hold its weights by name, but holds {type(found).__name__}")
-    wrong = [
-        str(name)
-        for name, tensor in found.items()
-        if not (isinstance(name, str) and isinstance(tensor, Tensor))
-        or tensor.layout != torch.strided
-        or tensor.is_quantized
-        or tensor.is_meta
-        or tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes()  # one number repeated
-    ]
+    wrong = [str(name) for name, tensor in found.items() if not (isinstance(name, str) and is_dense(tensor))]
     if wrong:
         raise CheckpointError(
             f"{path}: each of its weights must be a dense tensor, but these are not: {', '.join(wrong)}"
@@ -64,9 +66,9 @@ def find_mistake(name: str, tensor: Tensor, shape: list[int]) -> str | None:
         return f"  {name}: must be {shape}, but is {list(tensor.shape)}"
     if tensor.dtype not in DTYPES:
         return f"  {name}: must hold numbers of 16 bits or more, but holds {tensor.dtype}".replace("torch.", "")
-    if not is_finite(tensor):
-        return f"  {name}: holds numbers that are not finite"
-    if name.endswith("running_var") and tensor.min() < 0:
+    if not tensor.float().isfinite().all():
+        return f"  {name}: holds numbers that are not finite in float32"
+    if name.endswith("running_var") and (tensor < 0).any():
         return f"  {name}: holds variances, but some are negative"
     return None
 
