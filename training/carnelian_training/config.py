@@ -75,7 +75,7 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         check_positive(self, "batch_s", "device_batch_s", "num_threads", "prefetch_batches")
-        check_at_most(self, 1024, "num_threads")
+        check_at_most(self, 1024, "num_threads", "prefetch_batches")
         check_not_negative(self, "min_duration_s")
         if not self.min_duration_s <= self.max_duration_s:
             raise ValueError(
@@ -158,6 +158,7 @@ class AugmentConfig:
         check_range("gain_db", self.gain_db, -60.0, 60.0)
         check_not_negative(self, "dither", "frequency_masks", "frequency_mask_bands", "time_masks", "time_mask_frames")
         check_not_negative(self, "cutout_boxes", "cutout_bands", "cutout_frames", "consistency")
+        check_at_most(self, 1024, "frequency_masks", "time_masks", "cutout_boxes")
         if not 0.0 <= self.frequency_warp < 0.5:
             raise ValueError(f"`frequency_warp` must be within 0 to 0.5, but is {self.frequency_warp}")
         check_probability(self, "speed_probability", "time_mask_share")
