@@ -83,6 +83,9 @@ def test_the_blank_is_the_tokenizers_padding_and_there_is_one(hf_folder, set_key
     set_keys(hf_folder / "tokenizer_config.json", added_tokens_decoder={"x": {"content": "ü"}})
     with pytest.raises(CheckpointError, match=r"x must hold .* a number, but holds \{'ü': 'x'\}, in vocab\.json or am"):
         sources.read(hf_folder)
+    set_keys(hf_folder / "tokenizer_config.json", added_tokens_decoder={"9" * 5000: {"content": "ü"}})
+    with pytest.raises(CheckpointError, match=r"a number, but holds \{'ü': '999"):
+        sources.read(hf_folder)
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ def read_alphabet(path: Path, vocabulary: Options, options: Options, num_rows: i
     tokenizer = _tokenizer(path)
     added = read_if_there(path / "added_tokens.json")
     for row, entry in (tokenizer.get("added_tokens_decoder") or {}).items():
-        added[_content(entry)] = int(row) if row.isdecimal() else row
+        added[_content(entry)] = int(row) if row.isdecimal() and len(row) < 10 else row
     tokens = added | vocabulary
     # Of several languages, an added token may be of another one.
     twice = {token: (row, added[token]) for token, row in vocabulary.items() if token in added and added[token] != row}
