@@ -9,7 +9,7 @@ import jsonschema
 import numpy as np
 import pytest
 from carnelian_export.model_configs import read_config
-from carnelian_training.ctc import Decoder
+from carnelian_training.ctc import Calibration, Decoder
 from google.protobuf import text_format
 from tritonclient.utils import InferenceServerException
 
@@ -18,7 +18,7 @@ SCHEMA = jsonschema.Draft202012Validator(json.loads((SHIPPED / "result.schema.js
 MODEL = "quartznet_demo_ctc"
 OPTIONS = [
     {},
-    {"decoder": "ngram", "n_best": 3},
+    {"decoder": "ngram", "rescore": False, "n_best": 3},
     {"decoder": "ngram", "rescore": True, "n_best": 3},
     {"decoder": "beam", "rescore": "true", "rescore_weight": "1.5", "rescore_depth": 10},
 ]
@@ -31,6 +31,7 @@ def repository(tmp_path_factory, write_language_model) -> Path:
     write_language_model(folder / MODEL / "1" / "tiny.onnx", "abcdefghijklmnopqrstuvwxyz'")
     config = read_config(folder / MODEL / "config.pbtxt")
     config.parameters["neural_language_model"].string_value = "tiny.onnx"
+    config.parameters["rescore"].string_value = "true"  # which the default decoder, the greedy one, does not do
     (folder / MODEL / "config.pbtxt").write_text(text_format.MessageToString(config))
     return folder
 
@@ -60,14 +61,16 @@ def test_served_is_offline(stage, repository, clips, options):
     version = repository / MODEL / "1"
     settings = json.loads((version / "ctc.json").read_text())
     models = {"language_model": version / "english.klm", "neural_language_model": version / "tiny.onnx"}
-    decoder = Decoder(settings["labels"], settings["frame_s"], **models)
+    calibration = Calibration.read(version / "calibration.json")
+    decoder = Decoder(settings["labels"], settings["frame_s"], calibration=calibration, **models)
     parameters = read_config(repository / MODEL / "config.pbtxt").parameters
     defaults = {name: parameters[name].string_value for name in parameters if name not in models}
     wanted = decoder.read_options(options, decoder.change_options(defaults))
     for clip in clips:
         served = ask(stage, clip, options)
         (offline,) = decoder.decode([clip], [wanted])
-        assert served["text"] == offline.text
+        assert (served["text"], served["confidence"]) == (offline.text, offline.confidence)
+        assert served["words"] == [word._asdict() for word in offline.words]
         assert served["alternatives"] == [vars(reading) for reading in offline.alternatives]
         assert served["rescored"] is bool(options.get("rescore"))
         SCHEMA.validate(served)
