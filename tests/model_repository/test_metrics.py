@@ -40,18 +40,22 @@ def read(find):
 
 
 @pytest.fixture
-def count(models, read):
+def moved(read):
+    """Tells by how much counters have moved since the test began."""
+    time.sleep(0.3)  # the stage sends what it counts a moment later
+    before = read()
+    return lambda: {name: value - before[name] for name, value in read().items() if value != before[name]}
+
+
+@pytest.fixture
+def count(models, moved, wait_until):
     """Sends rows, and tells by how much counters have moved, once so many have."""
 
-    def count(num_counters, **request):
-        time.sleep(0.3)  # the stage sends what it counts a moment later
-        before = read()
+    def count(num_counters, model=f"{MODEL}_pcm", **request):
         with suppress(InferenceServerException):
-            models.infer(f"{MODEL}_pcm", **request)
-        moved, end = {}, time.monotonic() + 30
-        while len(moved) < num_counters and time.monotonic() < end:
-            moved = {name: value - before[name] for name, value in read().items() if value != before[name]}
-        return moved
+            models.infer(model, **request)
+        wait_until(lambda: len(moved()) >= num_counters)
+        return moved()
 
     return count
 
@@ -78,6 +82,20 @@ def test_padding_counts_among_the_delivered_frames_alone(signals, count):
     lengths = np.int32([[len(signal)], [len(signal) // 2]])
     moved = count(4, SIGNAL=np.stack([signal, signal]), SIGNAL_LENGTH=lengths)
     assert moved["frames"] == pytest.approx(0.75 * moved["delivered_frames"], rel=0.02)
+
+
+def test_a_wrong_length_counts_no_frames_but_those_that_are_there(count):
+    scores = np.full((4, 8, 29), -np.log(29), np.float32)
+    lengths = np.int32([[0], [-5], [5000], [2**31 - 1]])
+    moved = count(4, model=f"{MODEL}_ctc", LOG_PROBS=scores, LOG_PROB_LENGTH=lengths)
+    assert moved == {"clips no_samples": 2, "clips too_long": 2, "frames": 2 * 8, "delivered_frames": 4 * 8}
+
+
+def test_batches_that_end_before_their_counts_are_sent_add_up(models, moved, wait_until):
+    scores = np.full((1, 8, 29), -np.log(29), np.float32)
+    for _ in range(20):
+        models.infer(f"{MODEL}_ctc", LOG_PROBS=scores, LOG_PROB_LENGTH=np.int32([[8]]))
+    wait_until(lambda: moved().get("clips ok") == 20)
 
 
 def test_every_outcome_is_there_from_the_start(read):
