@@ -1,6 +1,7 @@
 """wav2vec 2.0 through the same ensemble: several alphabets in one repository, errors in words, as heard offline."""
 
 import json
+import urllib.request
 from pathlib import Path
 
 import jiwer
@@ -56,7 +57,7 @@ def train_in_two_stages(model, folder):
 
 
 @pytest.fixture(scope="module")
-def url(recognisers, tmp_path_factory, make_server):
+def served(recognisers, tmp_path_factory, make_server):
     """A server of all, one of them with its weights in a file of their own."""
     repository = tmp_path_factory.mktemp("wav2vec2")
     for name, (config, network) in recognisers.items():
@@ -65,7 +66,12 @@ def url(recognisers, tmp_path_factory, make_server):
             write_model(repository, name, config, network)
     assert [path.parts[-3] for path in repository.glob("*/1/model.onnx.data")] == ["german_acoustic"]
     with make_server(repository) as server:
-        yield server.grpc_url
+        yield server
+
+
+@pytest.fixture
+def url(served):
+    return served.grpc_url
 
 
 @pytest.mark.parametrize("name", ["imported", "german", "trained"])
@@ -93,6 +99,18 @@ def test_a_clip_that_cannot_be_transcribed_is_an_error(url, connect, samples, le
     signal = np.ones((1, samples), np.float32)
     with pytest.raises(InferenceServerException, match=message):
         connect(url).infer("german_pcm", SIGNAL=signal, SIGNAL_LENGTH=np.int32([[length]]))
+
+
+def test_a_clip_that_is_too_short_is_counted_as_such(served, connect, wait_until):
+    request = {"SIGNAL": np.ones((1, 200), np.float32), "SIGNAL_LENGTH": np.int32([[200]])}
+    with pytest.raises(InferenceServerException, match="too short"):
+        connect(served.grpc_url).infer("trained_pcm", **request)
+
+    def is_counted():
+        with urllib.request.urlopen(served.metrics_url, timeout=60) as answer:
+            return 'carnelian_clips_total{model="trained",outcome="too_short"} 1\n' in answer.read().decode()
+
+    wait_until(is_counted)
 
 
 def test_nan_is_an_error_and_silence_is_none(url, connect):
