@@ -86,6 +86,7 @@ def scores(frames: int = 50, rows: int = 3) -> np.ndarray:
 @pytest.mark.parametrize("bad", [np.nan, np.inf, 7.0])
 def test_what_is_no_log_probability_is_refused_alone(models, bad):
     rows = scores()
+    rows[0, 20, 4] = 0.005  # as float16 may round
     rows[1, 20, 4] = bad  # of a letter, not of the blank
     answer = models.infer(f"{MODEL}_ctc", LOG_PROBS=rows, LOG_PROB_LENGTH=np.full((3, 1), 50, np.int32))
     first, middle, last = [json.loads(text) for text in answer["RESULT"][:, 0]]
