@@ -1,6 +1,7 @@
 """Decoding options on the server: each request its own, in shared batches, and as offline."""
 
 import concurrent.futures
+import functools
 import json
 import shutil
 import urllib.error
@@ -127,15 +128,24 @@ def test_bytes_that_are_no_text_fail_their_request_alone(server):
 
 def test_an_error_of_the_decoder_is_one_clips_alone(tmp_path, connect, make_server):
     shutil.copytree(ROOT / "model_repository" / f"{MODEL}_ctc", tmp_path / f"{MODEL}_ctc")
+    config = tmp_path / f"{MODEL}_ctc" / "config.pbtxt"
+    both = "dynamic_batching { preferred_batch_size: [ 6 ] max_queue_delay_microseconds: 30000000 }"
+    config.write_text(config.read_text().replace("dynamic_batching {\n}", both))
     package = tmp_path / f"{MODEL}_ctc" / "1" / "ctc" / "greedy.py"
-    fault = "    assert all(len(clip) != 7 for clip in clips)\n    if not clips:\n"
+    # The log shows this line, and must not show what it says of the clip.
+    fault = "    assert all(len(clip) != 7 for clip in clips), 2 * 'private'\n    if not clips:\n"
     package.write_text(package.read_text().replace("    if not clips:\n", fault))
-    lengths = np.array([[50], [7], [50]], np.int32)
-    with make_server(tmp_path) as running:
-        answer = connect(running.grpc_url).infer(f"{MODEL}_ctc", LOG_PROBS=scores(), LOG_PROB_LENGTH=lengths)
-    results = [json.loads(text) for text in answer["RESULT"][:, 0]]
-    assert ["error" in result for result in results] == [False, True, False]
-    assert "not decoded" in results[1]["error"]
+    inputs = {"LOG_PROBS": scores(), "LOG_PROB_LENGTH": np.array([[50], [7], [50]], np.int32)}
+    with make_server(tmp_path) as running, concurrent.futures.ThreadPoolExecutor(2) as pool:
+        infer = functools.partial(connect(running.grpc_url).infer, f"{MODEL}_ctc", **inputs)
+        requests = [pool.submit(infer, parameters=options) for options in ({}, {"decoder": "beam", "n_best": 2})]
+        greedy, beam = ([json.loads(row) for row in request.result()["RESULT"][:, 0]] for request in requests)
+    assert ["error" in result for result in greedy] == [False, True, False]
+    assert "not decoded" in greedy[1]["error"]
+    # Each by its own options, when the clips of the batch are decoded one by one.
+    assert [len(result["alternatives"]) for result in (*greedy[::2], *beam)] == [0, 0, 2, 2, 2]
+    assert any("decoding failed: AssertionError" in line for line in running.log)
+    assert not any("privateprivate" in line for line in running.log)
 
 
 def test_a_renamed_model_has_its_new_name_in_results_and_metrics(tmp_path, connect, make_server):
