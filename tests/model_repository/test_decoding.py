@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from carnelian_client import CarnelianClient, InvalidOption
+from carnelian_export.model_configs import read_config
 from carnelian_serving.errors import ServerError
 from carnelian_serving.launcher import Server
 from carnelian_training.checkpoint import load_model
@@ -18,6 +19,7 @@ from carnelian_training.ctc import Decoder
 from carnelian_training.data.manifest import read_manifest
 from carnelian_training.evaluation.evaluate import evaluate, frame_duration_s
 from carnelian_training.language_models.weights import read_weights
+from google.protobuf import text_format
 from tritonclient.grpc import InferenceServerClient, InferInput
 from tritonclient.utils import InferenceServerException
 
@@ -148,14 +150,23 @@ def test_an_error_of_the_decoder_is_one_clips_alone(tmp_path, connect, make_serv
     assert not any("privateprivate" in line for line in running.log)
 
 
-def test_a_renamed_model_has_its_new_name_in_results_and_metrics(tmp_path, connect, make_server):
-    rename(tmp_path / "renamed_ctc", "")
+def test_another_model_has_its_name_version_and_labels_in_results_and_metrics(tmp_path, connect, make_server):
+    rename(folder := tmp_path / "renamed_ctc", "")
+    (folder / "1").rename(folder / "3")
+    settings = json.loads((folder / "3" / "ctc.json").read_text())
+    settings["labels"][-2:] = '"', "\\"  # which JSON escapes
+    (folder / "3" / "ctc.json").write_text(json.dumps(settings))
     inputs = {"LOG_PROBS": scores(), "LOG_PROB_LENGTH": np.array([[50], [50], [50]], np.int32)}
     with make_server(tmp_path) as running:
         results = connect(running.grpc_url).infer("renamed_ctc", **inputs)["RESULT"][:, 0]
         with urllib.request.urlopen(running.metrics_url, timeout=60) as answer:
             assert 'carnelian_frames_total{model="renamed"}' in answer.read().decode()
-    assert [json.loads(text)["model"] for text in results] == ["renamed"] * 3
+    results = [json.loads(text) for text in results]
+    assert [(result["model"], result["version"]) for result in results] == [("renamed", "3")] * 3
+    assert [" ".join(word["word"] for word in result["words"]) for result in results] == [
+        result["text"] for result in results
+    ]
+    assert set('"\\') <= set("".join(result["text"] for result in results))
 
 
 def test_a_stage_whose_answers_depend_on_options_is_not_cached(tmp_path, make_server):
@@ -184,10 +195,13 @@ def test_settings_that_are_not_as_exported_are_named(tmp_path, make_server):
 
 
 def rename(folder: Path, more: str) -> None:
-    """Copies the decoding stage under another name, with more in its configuration."""
-    shutil.copytree(ROOT / "model_repository" / f"{MODEL}_ctc", folder)
-    config = folder / "config.pbtxt"
-    config.write_text(config.read_text().replace(f'"{MODEL}_ctc"', f'"{folder.name}"') + more)
+    """Copies the decoding stage under another name, with more in its configuration and no language models."""
+    shutil.copytree(ROOT / "model_repository" / f"{MODEL}_ctc", folder, ignore=shutil.ignore_patterns("english.*"))
+    config = read_config(folder / "config.pbtxt")
+    config.name = folder.name
+    for name in ("language_model", "neural_language_model"):
+        del config.parameters[name]
+    (folder / "config.pbtxt").write_text(text_format.MessageToString(config) + more)
 
 
 def test_without_kenlm_a_model_still_decodes_greedily(tmp_path, connect, make_server):
