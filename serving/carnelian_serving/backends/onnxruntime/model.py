@@ -27,29 +27,16 @@ from carnelian_serving.backends.onnxruntime.providers import (
     open_session,
     prepares_each_shape,
 )
-from carnelian_serving.backends.onnxruntime.spinning import limit_spinning
+from carnelian_serving.backends.onnxruntime.session_options import SESSION_PARAMETERS, read_session_options
 from carnelian_serving.backends.parts import MAX_RUN_ELEMENTS, split
-from carnelian_serving.backends.threads import count_cores, thread_count
 
-PARAMETERS = (
-    "intra_op_thread_count",
-    "inter_op_thread_count",
-    "execution_mode",
-    "enable_mem_arena",
-    "enable_mem_pattern",
-    *CUDA_PARAMETERS,
-)
+PARAMETERS = (*SESSION_PARAMETERS, *CUDA_PARAMETERS)
 DEFAULT_FILENAME = "model.onnx"
 _ONNX_NAMES = {"TYPE_FP32": "float", "TYPE_FP64": "double"}
 ONNX_TYPES = {
     f"tensor({_ONNX_NAMES.get(data_type, np.dtype(dtype).name)})": data_type for data_type, dtype in DTYPES.items()
 }
 """Triton's name for each element type, by ONNX Runtime's; that is numpy's, but for two."""
-GRAPH_LEVELS = {
-    -1: onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC,
-    1: onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
-    2: onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL,
-}
 AGAIN = "export the graph again (under another name, where carnelian-export refuses to replace this one)"
 
 
@@ -184,25 +171,10 @@ def load_session(config: ModelConfig, instance_kind: str, device_id: str) -> onn
     path = find_model(config.folder, config.model_filename)
     if not path.is_file():
         raise ConfigError(f"{config.name!r} must have a model file, but {path} is not there")
-    options = onnxruntime.SessionOptions()
-    # A count of 0 makes ONNX Runtime pin a thread to each core but one. The caller is not pinned to the remaining core:
-    # it may share the core of another thread while its own sleeps.
-    options.intra_op_num_threads = thread_count(config, "intra_op_thread_count") or count_cores()
-    options.inter_op_num_threads = config.integer("inter_op_thread_count")
-    mode = config.integer("execution_mode")
-    if mode not in (0, 1):
-        raise ConfigError(f"parameter 'execution_mode' of {config.name!r} must be 0 or 1, but is {mode}")
-    if mode:
-        options.execution_mode = onnxruntime.ExecutionMode.ORT_PARALLEL
-    options.enable_cpu_mem_arena = config.boolean("enable_mem_arena")
-    options.enable_mem_pattern = config.boolean("enable_mem_pattern")
-    if config.graph_level in GRAPH_LEVELS:
-        options.graph_optimization_level = GRAPH_LEVELS[config.graph_level]
     providers: list[Provider] = [("CPUExecutionProvider", {})]
     if instance_kind == "GPU":
         providers = [*gpu_providers(config, device_id, onnxruntime.get_available_providers()), *providers]
-    limit_spinning(options)
-    return open_session(path, options, providers)
+    return open_session(path, read_session_options(config), providers)
 
 
 def give_back_freed_memory() -> None:
