@@ -61,6 +61,12 @@ def test_a_batch_input_is_made_of_the_requests_shapes_as_its_kind_says(kind, exp
         assert made.tolist() == expected
 
 
+def test_a_batch_input_may_be_of_floats():
+    message = {"kind": "BATCH_ITEM_SHAPE", "data_type": "TYPE_FP32", "target_name": ["SHAPE"], "source_input": ["X"]}
+    (tensor,) = read_batch_inputs(read(batch_input=[message]))
+    assert tensor([(1, 4, 9)]).dtype == np.float32
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -75,6 +81,7 @@ def test_a_batch_input_is_made_of_the_requests_shapes_as_its_kind_says(kind, exp
         ({"batch_output": [{"target_name": ["Y"]}]}, "`batch_output` of 'm' is not supported here"),
         ({"input": [{**BASE["input"][0], "data_type": "TYPE_STRING"}]}, "TYPE_STRING"),
         ({"input": [{**BASE["input"][0], "optional": True}]}, "`optional` of 'X'"),
+        ({"input": [{**BASE["input"][0], "is_shape_tensor": True}]}, "`is_shape_tensor` of 'X'"),
         ({"output": [{**BASE["output"][0], "reshape": {"shape": [1]}}]}, "`reshape` of 'Y'"),
         ({"model_transaction_policy": {"decoupled": True}}, "must not be decoupled"),
         (
@@ -202,10 +209,18 @@ def test_an_unknown_accelerator_or_parameter_is_refused_by_name(name, key):
         gpu_providers(accelerated(name, **{key: "1"}), "0", PROVIDERS)
 
 
-def test_an_unknown_batch_input_kind_is_refused():
-    message = {"kind": "BATCH_UNHEARD_OF", "data_type": "TYPE_INT32"}
-    with pytest.raises(ConfigError, match="must be one of BATCH_ELEMENT_COUNT"):
-        read_batch_inputs(read(batch_input=[message]))
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"kind": "BATCH_UNHEARD_OF"}, "must be one of BATCH_ELEMENT_COUNT.*, but is BATCH_UNHEARD_OF"),
+        ({"data_type": "TYPE_INT64"}, "must be TYPE_INT32 or TYPE_FP32, but is TYPE_INT64"),
+        ({"source_input": ["Y"]}, "must name an input, but names 'Y'"),
+    ],
+)
+def test_a_batch_input_that_cannot_be_made_is_refused(changes, words):
+    message = {"kind": "BATCH_ITEM_SHAPE", "data_type": "TYPE_INT32", "target_name": ["S"], "source_input": ["X"]}
+    with pytest.raises(ConfigError, match=words):
+        read_batch_inputs(read(batch_input=[message | changes]))
 
 
 def test_threads_of_the_command_line_override_the_configuration(monkeypatch):

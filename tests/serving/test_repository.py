@@ -42,6 +42,9 @@ model_warmup {
 }
 """
 )
+BATCH_INPUT = """
+batch_input { kind: BATCH_ELEMENT_COUNT target_name: "LENGTH" data_type: TYPE_INT32 source_input: "SIGNAL" }
+"""
 COPY_CONFIG = """
 backend: "onnxruntime"
 max_batch_size: 4
@@ -99,6 +102,9 @@ def test_each_bad_model_is_named_with_its_reason(cut_repository, add_model, make
     add_model(cut_repository, "exact", COPY_CONFIG, {"model.onnx": copy_onnx(2)})
     tight = CUT_WITHOUT_LENGTH + 'parameters { key: "memory_mib" value { string_value: "-1" } }'
     add_model(cut_repository, "tight", tight, {"dali.py": pipeline})
+    add_model(cut_repository, "unfed", COPY_CONFIG.replace('"X"', '"Z"'), {"model.onnx": copy_onnx(2)})
+    add_model(cut_repository, "unmade", COPY_CONFIG.replace('"Y"', '"Z"'), {"model.onnx": copy_onnx(2)})
+    add_model(cut_repository, "described", CUT_WITHOUT_LENGTH + BATCH_INPUT, {"dali.py": pipeline})
     add_model(cut_repository, "foreign", CUT_WITHOUT_LENGTH.replace("dali", "tensorrt"), {"model.plan": ""})
     for folder in (".git", "lost+found"):
         (cut_repository / folder / "objects").mkdir(parents=True)
@@ -122,6 +128,9 @@ def test_each_bad_model_is_named_with_its_reason(cut_repository, add_model, make
     assert "model 'counts'" not in message
     assert "model 'parts'" not in message
     assert "model 'exact'" not in message
+    assert "inputs and batch inputs of 'unfed' must be those of the graph, ['X'], but are ['Z']" in message
+    assert "outputs of 'unmade' must be among ['Y'], but there is ['Z']" in message
+    assert "`batch_input` of 'described' has no meaning for DALI; take it out" in message
     assert "parameter 'memory_mib' of 'tight' must be 0, for no bound, or at least 16, but is -1" in message
     assert "model 'foreign' could not be loaded" in message
     assert "tensorrt" in message
