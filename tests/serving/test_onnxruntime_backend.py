@@ -19,7 +19,7 @@ from carnelian_serving.backends.onnxruntime.providers import (
     open_session,
     prepares_each_shape,
 )
-from carnelian_serving.backends.onnxruntime.spinning import limit_spinning
+from carnelian_serving.backends.onnxruntime.session_options import SESSION_PARAMETERS, read_session_options
 from carnelian_serving.backends.threads import count_cores, read_quotas, thread_count
 from carnelian_serving.installation import Installation
 from carnelian_serving.launcher import Server
@@ -36,7 +36,7 @@ BASE = {
 
 def read(**changes: object) -> ModelConfig:
     text = json.dumps({**BASE, **changes})
-    known = ("num_threads", "enable_mem_pattern", *CUDA_PARAMETERS)
+    known = ("num_threads", *SESSION_PARAMETERS, *CUDA_PARAMETERS)
     return read_model_config(text, Path(), known_parameters=known, default_filename="model.onnx")
 
 
@@ -223,6 +223,53 @@ def test_a_batch_input_that_cannot_be_made_is_refused(changes, words):
         read_batch_inputs(read(batch_input=[message | changes]))
 
 
+OPTIONS = {
+    "intra_op_num_threads": count_cores(),
+    "inter_op_num_threads": 0,
+    "execution_mode": onnxruntime.ExecutionMode.ORT_SEQUENTIAL,
+    "enable_cpu_mem_arena": True,
+    "enable_mem_pattern": True,
+    "graph_optimization_level": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL,
+}
+"""Those of a session whose configuration says nothing of them."""
+
+
+def session_options(**changes: object) -> dict[str, object]:
+    options = read_session_options(read(**changes))
+    return {name: getattr(options, name) for name in OPTIONS}
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "changed"),
+    [
+        ("intra_op_thread_count", "0", {}),
+        ("intra_op_thread_count", "3", {"intra_op_num_threads": 3}),
+        ("inter_op_thread_count", "2", {"inter_op_num_threads": 2}),
+        ("execution_mode", "0", {}),
+        ("execution_mode", "1", {"execution_mode": onnxruntime.ExecutionMode.ORT_PARALLEL}),
+        ("enable_mem_arena", "0", {"enable_cpu_mem_arena": False}),
+        ("enable_mem_pattern", "0", {"enable_mem_pattern": False}),
+    ],
+)
+def test_each_parameter_of_a_session_sets_its_option_alone(monkeypatch, key, value, changed):
+    monkeypatch.delenv(THREADS_VARIABLE, raising=False)
+    assert session_options(parameters={key: {"string_value": value}}) == OPTIONS | changed
+
+
+@pytest.mark.parametrize(
+    ("level", "name"),
+    [(-1, "ORT_ENABLE_BASIC"), (0, "ORT_ENABLE_ALL"), (1, "ORT_ENABLE_EXTENDED"), (2, "ORT_DISABLE_ALL")],
+)
+def test_a_graph_is_optimised_as_far_as_its_level_says(level, name):
+    options = session_options(optimization={"graph": {"level": level}})
+    assert options["graph_optimization_level"].name == name
+
+
+def test_an_execution_mode_that_does_not_exist_is_refused():
+    with pytest.raises(ConfigError, match="'execution_mode' of 'm' must be 0 or 1, but is 2"):
+        session_options(parameters={"execution_mode": {"string_value": "2"}})
+
+
 def test_threads_of_the_command_line_override_the_configuration(monkeypatch):
     config = read(parameters={"num_threads": {"string_value": "3"}})
     monkeypatch.delenv(THREADS_VARIABLE, raising=False)
@@ -265,9 +312,7 @@ def test_booleans_are_spelled_as_triton_lets_them_be():
 def test_threads_sleep_once_a_run_is_over():
     graph = "square (float[256, 256] X) => (float[256, 256] Y) { Y = MatMul(X, X) }"
     model = onnx.parser.parse_model(f"{OLD} {graph}")
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 2
-    limit_spinning(options)
+    options = read_session_options(read(parameters={"intra_op_thread_count": {"string_value": "2"}}))
     session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
     busy_s = []
     for _ in range(10):
