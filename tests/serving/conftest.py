@@ -70,10 +70,15 @@ square (float[all] FEATURES, int32[batch, 2] FEATURES_SHAPE) => (float[row, colu
 """As many numbers for each row as there are rows in the batch."""
 LOOKUP_ONNX = """
 lookup (int32[rows, 1] INDEX) => (float[rows, 1] VALUE)
-<float[10] table = {0, 10, 20, 30, 40, 50, 60, 70, 80, 90}>
-{ VALUE = Gather(table, INDEX) }
+<float[10] table = {0, 10, 20, 30, 40, 50, 60, 70, 80, 90}, int64[1] last = {1}, int32 nought = {0}>
+{
+  values = Gather(table, INDEX)
+  indices = Squeeze(INDEX, last)
+  is_kept = GreaterOrEqual(indices, nought)
+  VALUE = Compress<axis = 0>(values, is_kept)
+}
 """
-"""An index out of range fails the whole batch in ONNX Runtime."""
+"""An index out of range fails the whole batch in ONNX Runtime. A negative one has no row in the answer."""
 PRODUCTS = " ".join(f"PRODUCT{i + 1} = MatMul(PRODUCT{i}, weights{i})" for i in range(16))
 LARGE_ONNX = f"large (float[rows, 1024] PRODUCT0) => (float[rows, 1024] PRODUCT16) {{ {PRODUCTS} }}"
 LARGE_WEIGHTS = {f"weights{i}": np.eye(1024, dtype=np.float32) for i in range(16)}
@@ -148,6 +153,15 @@ def cut():
     length = fn.external_source(name="LENGTH", dtype=types.INT32, ndim=1)
     return fn.slice(signal, start=0, shape=length, axes=[0]), signal * 2
 """
+
+
+def serialize_cut() -> bytes:
+    """The pipeline of `CUT_PIPELINE` as DALI writes it to a file."""
+    names: dict[str, Any] = {}
+    exec(CUT_PIPELINE, names)
+    return names["cut"]().serialize()
+
+
 HEARD_CONFIG = """
 backend: "dali"
 max_batch_size: 1
@@ -199,7 +213,7 @@ def tiny_server(tmp_path_factory: pytest.TempPathFactory, make_server: Callable[
     write_model(repository, "cut", CUT_CONFIG, {"dali.py": CUT_PIPELINE})
     write_model(repository, "padded", PADDED_CONFIG, {"dali.py": PADDED_PIPELINE})
     write_model(repository, "padded_by_five_threads", FIVE_THREADS_CONFIG, {"dali.py": PADDED_PIPELINE})
-    write_model(repository, "bounded", BOUNDED_CONFIG, {"dali.py": CUT_PIPELINE})
+    write_model(repository, "bounded", BOUNDED_CONFIG, {"model.dali": serialize_cut()})
     write_model(repository, "heard", HEARD_CONFIG, {"dali.py": HEARD_PIPELINE})
     write_model(repository, "scalar", CUT_CONFIG, {"dali.py": SCALAR_PIPELINE})
     with make_server(repository) as running:

@@ -111,6 +111,11 @@ def test_an_input_beyond_what_an_instance_may_allocate_is_refused_alone(client):
         assert answer["CUT"].tolist() == [[1]]
 
 
+def test_a_serialised_pipeline_is_served(client):
+    request = signal(5, 3)
+    np.testing.assert_array_equal(client.infer("bounded", **request)["CUT"], request["SIGNAL"][:, :3])
+
+
 def test_a_large_file_of_no_known_format_is_refused_alone(client):
     file = io.BytesIO()
     soundfile.write(file, np.zeros(400), 16_000, format="WAV")
@@ -180,6 +185,12 @@ def test_a_failing_request_fails_alone(client):
     assert last["VALUE"].item() == 30
     assert isinstance(bad, InferenceServerException)
     assert "out of data bounds" in str(bad)
+    assert bad.status() == "StatusCode.INTERNAL"  # as the native backend answers
+
+
+def test_an_answer_with_fewer_rows_than_the_request_is_refused(client):
+    with pytest.raises(InferenceServerException, match=r"row for each of the 3 rows of the batch, but .* is \[2, 1\]"):
+        client.infer("lookup", INDEX=np.array([[8], [-1], [3]], np.int32))
 
 
 def test_no_thread_of_an_instance_is_bound_to_a_core(tiny_server, stubs_of):
