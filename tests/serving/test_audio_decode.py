@@ -125,6 +125,8 @@ def test_a_clip_of_the_limit_is_whole_and_a_longer_one_is_cut_with_an_honest_len
     assert length == len(signal) == LIMIT_SAMPLES
     signal, length = decode(served, encode(np.zeros(LIMIT_SAMPLES + 1)))
     assert (len(signal), length) == (1, LIMIT_SAMPLES + 1)
+    signal, length = decode(served, encode(np.zeros(60 * 48_000), 48_000, "FLAC"))
+    assert length == len(signal) == LIMIT_SAMPLES
     signal, length = decode(served, encode(np.zeros((61 * 48_000, 2)), 48_000, "FLAC"))
     assert (len(signal), length) == (1, 61 * RATE)
 
@@ -199,17 +201,30 @@ def test_a_broken_file_is_answered_in_the_words_of_dali_and_alone(served, name):
             assert answer["SIGNAL_LENGTH"].item() == RATE // 2
 
 
-def test_an_id_that_is_no_text_does_no_harm(server):
-    """Triton's HTTP server lets it pass, and Python cannot read it."""
+def words_for_id(server: Any, request_id: bytes) -> bytes:
+    """Sends a text under an id through HTTP, as no client of Triton's does; returns how it is refused."""
     tensor = b'{"name": "AUDIO", "datatype": "UINT8", "shape": [1, 5], "parameters": {"binary_data_size": 5}}'
-    header = b'{"id": "\xff", "inputs": [%b]}' % tensor
+    header = b'{"id": "%b", "inputs": [%b]}' % (request_id, tensor)
     request = urllib.request.Request(f"http://{server.http_url}/v2/models/audio_decode/infer", header + b"hello")
     request.add_header("Inference-Header-Content-Length", str(len(header)))
     request.add_header("Content-Type", "application/octet-stream")
     with pytest.raises(urllib.error.HTTPError) as refused:
         urllib.request.urlopen(request, timeout=30)
     with refused.value as answer:
-        assert (answer.code, b"nvidia.dali.fn.decoders.audio" in answer.read()) == (400, True)
+        assert answer.code == 400
+        return answer.read()
+
+
+def test_an_id_that_is_no_text_does_no_harm(server):
+    """Triton's HTTP server lets it pass, and Python cannot read it."""
+    assert b"nvidia.dali.fn.decoders.audio" in words_for_id(server, b"\xff")
+
+
+def test_an_id_that_is_no_text_has_a_bound_too(server):
+    if not isinstance(server, Server):
+        pytest.skip("the native backends are not ours")
+    words = b"the `id` of a request must have at most 1,024 bytes, but this one has 1,025"
+    assert words in words_for_id(server, b"\xff" * 1025)
 
 
 @pytest.mark.parametrize(("bytes_kept", "samples"), [(44, 0), (1044, 500)])
@@ -304,9 +319,9 @@ def test_a_flac_file_that_was_written_to_a_pipe_is_not_decoded(served, rate, cha
     piped[21] &= 0xF0  # STREAMINFO's 36-bit number of samples: 0 is unknown
     piped[22:26] = 0
     tagged = np.concatenate([np.frombuffer(b"ID3\3\0\0\0\0\0\0", np.uint8), piped])
-    padding = np.array([1, 0, 0, 4, 0, 0, 0, 0], np.uint8)
-    hidden = np.concatenate([piped[:4], padding, piped[4:]])
-    for file in (piped, tagged, hidden):
+    blocks = [np.array([1 << bit, 0, 0, 4, 0, 0, 0, 0], np.uint8) for bit in range(7)]  # the type has seven bits
+    hidden = [np.concatenate([piped[:4], block, piped[4:]]) for block in blocks]
+    for file in (piped, tagged, *hidden):
         signal, length = decode(served, file)
         assert (signal.tolist(), length) == ([0.0], UNKNOWN_LENGTH)
     assert decode(served, FLAC)[1] == RATE // 2
