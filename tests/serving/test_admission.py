@@ -36,6 +36,20 @@ def serve(narrow_repository, make_server):
     return functools.partial(make_server, narrow_repository, models=["quartznet_demo_pcm"], threads=1)
 
 
+@pytest.fixture
+def page(monkeypatch):
+    """The handler of what that server takes for its metrics; answers 501 until it has a `do_GET`."""
+
+    class Page(http.server.BaseHTTPRequestHandler):
+        pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Page) as other:
+        threading.Thread(target=other.serve_forever, daemon=True).start()
+        monkeypatch.setattr(Server, "metrics_url", f"http://127.0.0.1:{other.server_port}/metrics")
+        yield Page
+        other.shutdown()
+
+
 def noise(seconds: float) -> dict[str, np.ndarray]:
     samples = np.random.default_rng(0).standard_normal((1, int(seconds * 16_000)), np.float32) / 10
     return {"SIGNAL": samples, "SIGNAL_LENGTH": np.int32([[samples.shape[1]]])}
@@ -93,17 +107,28 @@ def test_a_name_that_no_model_has_is_said(narrow_repository, serve, connect):
     assert any("the server has no model of `pending_models`" in line for line in server.log[before:])
 
 
-def test_a_page_of_something_else_is_not_taken_for_metrics(serve, connect, monkeypatch):
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler) as other:  # answers 501
-        threading.Thread(target=other.serve_forever, daemon=True).start()
-        monkeypatch.setattr(Server, "metrics_url", f"http://127.0.0.1:{other.server_port}/metrics")
-        with serve() as server:
-            client = connect(server.grpc_url)
-            for _ in range(LIMIT + 1):
-                client.infer("quartznet_demo_pcm", **noise(2))
-            log = list(server.log)
-        other.shutdown()
+def test_a_page_of_something_else_is_not_taken_for_metrics(serve, connect, page):
+    with serve() as server:
+        client = connect(server.grpc_url)
+        for _ in range(LIMIT + 1):
+            client.infer("quartznet_demo_pcm", **noise(2))
+        log = list(server.log)
     assert any("cannot be read, so no request is turned away: it answers 501" in line for line in log)
+
+
+def test_those_that_wait_for_different_stages_add_up(serve, connect, page):
+    def answer(request):
+        request.send_response(200)
+        request.end_headers()
+        for stage in ("acoustic", "ctc"):
+            line = f'nv_inference_pending_request_count{{model="quartznet_demo_{stage}",version="1"}} {LIMIT // 2}\n'
+            request.wfile.write(line.encode())
+
+    with serve(models=["quartznet_demo_features"]) as server:
+        client = connect(server.grpc_url)
+        page.do_GET = answer  # only now, as the warm-up would be turned away too
+        *_, last = [client.infer_at_once("quartznet_demo_features", [noise(2)])[0] for _ in range(LIMIT + 1)]
+    assert "Exceeds maximum queue size" in str(last)
 
 
 @pytest.mark.parametrize(
