@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from carnelian_training.config import Config
 from carnelian_training.config_tree import config_to_dict
-from carnelian_training.foreign.tensors import check_fit, find_mistake, is_dense
 from carnelian_training.language_models.config import LanguageModelConfig
 from carnelian_training.models.jasper import Jasper, JasperConfig
 from carnelian_training.models.network import CtcNetwork
@@ -20,6 +19,7 @@ from carnelian_training.models.wav2vec2 import Wav2Vec2
 from carnelian_training.models.wav2vec2_config import Wav2Vec2Config
 from carnelian_training.replacement import check_apart, replaced
 from carnelian_training.run_config import RunConfig, model_differences, run_from_dict
+from carnelian_training.tensor_checks import check_fit, find_mistake, is_dense
 from carnelian_training.weight_files import (
     CheckpointError,
     check_holds_weights,

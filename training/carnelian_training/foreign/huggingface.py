@@ -26,12 +26,13 @@ from carnelian_training.foreign.huggingface_folder import (
 )
 from carnelian_training.foreign.huggingface_language import choose_language
 from carnelian_training.foreign.options import NO_SPANS, Options, carry
-from carnelian_training.foreign.tensors import check_fit, num_rows
+from carnelian_training.foreign.tensors import num_rows
 from carnelian_training.foreign.wav2vec2_keys import HUGGING_FACE, HUGGING_FACE_HUBERT, give, take
 from carnelian_training.language_models.config import LanguageModelConfig
 from carnelian_training.models.wav2vec2_config import Wav2Vec2Config
 from carnelian_training.replacement import replaced, write_text
 from carnelian_training.run_config import RunConfig
+from carnelian_training.tensor_checks import check_fit
 from carnelian_training.waveform import WaveformSettings
 from carnelian_training.weight_files import CheckpointError
 

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from carnelian_training.checkpoint import build_model
 from carnelian_training.config import Config
-from carnelian_training.foreign.tensors import check_fit, find_mistake
 from carnelian_training.models.blocks import Block
 from carnelian_training.models.network import StackNetwork
+from carnelian_training.tensor_checks import check_fit, find_mistake
 from carnelian_training.weight_files import CheckpointError
 
 

@@ -14,9 +14,10 @@ from torch import Tensor
 from carnelian_training.checkpoint import build_network
 from carnelian_training.config import Config
 from carnelian_training.foreign.alphabet import Alphabet
-from carnelian_training.foreign.tensors import check_fit, find_mistake, num_rows
+from carnelian_training.foreign.tensors import num_rows
 from carnelian_training.models.hourglass import HourglassConfig
 from carnelian_training.models.wav2vec2_config import Wav2Vec2Config
+from carnelian_training.tensor_checks import check_fit, find_mistake
 
 _BODY = {
     "extractor_norm": ("feature_projection.layer_norm", "layer_norm"),
