@@ -14,7 +14,7 @@ import kenlm
 import numpy as np
 import pytest
 from carnelian_training.ctc import Decoder, MissingPackage, Options
-from carnelian_training.ctc.language_model import LanguageModel, LanguageModelError, match_case
+from carnelian_training.ctc.language_model import LanguageModel, LanguageModelError, match_case, read_ngrams
 
 LABELS = [" ", "a", "b"]
 NGRAMS = Path(__file__).parents[2] / "model_repository" / "quartznet_demo_ctc" / "1" / "english.klm"
@@ -317,6 +317,17 @@ def test_a_language_model_that_was_cut_short_or_is_no_utf8_is_refused(tmp_path, 
     for path in (cut, latin):
         with pytest.raises(LanguageModelError, match=r"must be an ARPA file or a KenLM binary"):
             LanguageModel(path, LABELS)
+
+
+@pytest.mark.parametrize(
+    ("size", "zeros"), [(60, 0), (1_000_000, 0), (2_200_000, 0), (-2, 0), (-1, 0), (2_200_000, 300_000)]
+)
+def test_a_binary_that_was_cut_short_is_refused(tmp_path, size, zeros):
+    """It loaded without its last words, or was said to be built without any."""
+    path = tmp_path / "lm.klm"
+    path.write_bytes(NGRAMS.read_bytes()[:size] + bytes(zeros))
+    with pytest.raises(LanguageModelError, match=r"lm\.klm must end with its [\d,]+ words, but is cut short"):
+        read_ngrams(path)
 
 
 def test_without_kenlm_a_language_model_says_what_to_install(arpa, monkeypatch):

@@ -1,6 +1,7 @@
 import dataclasses
 import gzip
 import json
+import os
 import random
 import subprocess
 import unicodedata
@@ -66,6 +67,27 @@ def test_a_binary_without_its_words_names_the_flag_that_left_them_out(arpa, tmp_
     subprocess.run([find_tool("build_binary"), "-v", "trie", arpa, binary], check=True, capture_output=True)
     with pytest.raises(LanguageModelError, match="run build_binary without -v"):
         LanguageModel(binary, list(LABEL_CHARACTERS))
+
+
+@needs_kenlm
+@pytest.mark.parametrize("unknown", [True, False], ids=["with <unk>", "without"])
+@pytest.mark.parametrize("form", ["probing", "trie", "-q 8 trie", "-a 22 trie"])
+def test_a_binary_of_any_form_has_its_words(arpa, tmp_path, form, unknown):
+    """A probing model counts <unk> only if its ARPA file had it."""
+    if not unknown:
+        arpa.write_text(arpa.read_text().replace("ngram 1=5", "ngram 1=4").replace("-2.0\t<unk>\t0\n", ""))
+    binary = tmp_path / "lm.bin"
+    subprocess.run([find_tool("build_binary"), *form.split(), arpa, binary], check=True, capture_output=True)
+    assert sorted(read_ngrams(binary)[1]) == ["a", "ab"]
+    os.truncate(binary, binary.stat().st_size - 1)
+    with pytest.raises(LanguageModelError, match="is cut short"):
+        read_ngrams(binary)
+
+
+def test_an_unfinished_binary_is_not_said_to_lack_its_words(tmp_path):
+    (tmp_path / "lm.bin").write_bytes(b"mmap lm http://kheafield.com/code incomplete\n" + bytes(1000))
+    with pytest.raises(LanguageModelError, match="This binary file did not finish building"):
+        read_ngrams(tmp_path / "lm.bin")
 
 
 @needs_kenlm

@@ -37,6 +37,7 @@ SMALL = 1 << 20
 """The unpacked size in bytes that is always allowed, whatever the ratio."""
 _COUNT = re.compile(r"ngram +[0-9]+=\s*([0-9]{1,18})\s*$")
 _MARKS = ("<s>", "</s>", "<unk>", "<UNK>")
+_BINARY = b"mmap lm http://kheafield.com/code format version 5"
 
 
 class LanguageModelError(ValueError):
@@ -167,7 +168,7 @@ def read_ngrams(path: Path) -> tuple[kenlm.Model, list[str]]:
 
     Raises:
         LanguageModelError: The file is not a language model, is far larger unpacked, counts n-grams or has words in a
-            way that cannot be, or is a binary that was built without its words.
+            way that cannot be, or is a binary that is cut short or was built without its words.
     """
     config = kenlm.Config()
     config.show_progress, config.arpa_complain = False, kenlm.ARPALoadComplain.NONE
@@ -244,11 +245,11 @@ def read_vocabulary(plain: Path, path: Path) -> Iterator[str]:
 
     Raises:
         LanguageModelError: A count or a word is missing in its line of an ARPA file, a count is above the file's size
-            in bytes, or a KenLM binary was built without its words.
+            in bytes, or a KenLM binary is cut short or was built without its words.
     """
     with plain.open("rb") as file:
-        magic = file.read(16)
-    if not magic.startswith(b"mmap lm http"):
+        is_binary = file.read(len(_BINARY)) == _BINARY
+    if not is_binary:
         size = plain.stat().st_size
         with plain.open(encoding="utf-8") as arpa:
             lines = iter(arpa)
@@ -272,10 +273,19 @@ def read_vocabulary(plain: Path, path: Path) -> Iterator[str]:
                         f"{path} must give a logarithm, tab and word in each line of `\\1-grams:`, not {line!r:.200}"
                     )
         return
-    # A KenLM binary ends with the words, each zero-terminated; <unk> is the first.
+    # A KenLM binary ends with the words, each zero-terminated; <unk> is the first. Its header (FixedWidthParameters and
+    # counts in lm/binary_format) says at byte 100 whether they are there, and at 108 how many, though a probing model
+    # does not count an <unk> that its ARPA file had not.
     with plain.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        begin = content.rfind(b"<unk>\0")
-        if begin < 0:
+        if content[100:101] == b"\0":
             raise LanguageModelError(f"{path} must hold its words, but was built without: run build_binary without -v")
-        words = content[begin:].split(b"\0")
-    yield from (word.decode("utf-8") for word in words if word)
+        num_words = int.from_bytes(content[108:116], "little")
+        begin = content.rfind(b"<unk>\0")
+        *terminated, rest = content[begin:].split(b"\0") if begin >= 0 else [b""]
+    words = [word for word in terminated if word]  # a download that stopped may end in zeros
+    if rest or len(words) < max(1, num_words):
+        raise LanguageModelError(
+            f"{path} must end with its {num_words:,} words, but is cut short, with {len(words):,}; copy it "
+            "again, or make it anew"
+        )
+    yield from (word.decode("utf-8") for word in words)
