@@ -140,7 +140,12 @@ def write_language_model() -> Callable[..., dict[str, float]]:
 
 
 def _write_language_model(
-    path: Path, alphabet: str, case: str = "lower", log_prob: Callable[[str], float] | None = None, **metadata: str
+    path: Path,
+    alphabet: str,
+    case: str = "lower",
+    log_prob: Callable[[str], float] | None = None,
+    changes: Mapping[str, str] | None = None,
+    **metadata: str,
 ) -> dict[str, float]:
     written = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
@@ -155,7 +160,10 @@ def _write_language_model(
     log_prob = log_prob or (lambda character: -1.0 - ord(character) % 7 / 4)
     table = [log_prob(piece) if len(piece) == 1 else -100.0 for piece in pieces]
     end = math.log(0.25)
-    model = onnx.parser.parse_model(LANGUAGE_MODEL)
+    graph = LANGUAGE_MODEL
+    for old, new in (changes or {}).items():
+        graph = graph.replace(old, new)
+    model = onnx.parser.parse_model(graph)
     constants = {"table": np.float32(table), "end": np.float32(end)}
     model.graph.initializer.extend(onnx.numpy_helper.from_array(np.asarray(v), name) for name, v in constants.items())
     said = {"format": "carnelian-language-model-1", "name": "tiny", "case": case}

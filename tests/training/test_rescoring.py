@@ -179,6 +179,29 @@ def test_files_that_cannot_be_used_are_named(tmp_path, write_language_model):
 
 
 @pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"LOG_PROB": "SCORE"}, r"Invalid output name: ?LOG_PROB"),
+        ({"TOKENS": "IDS"}, r"Required inputs \(\['IDS'\]\) are missing"),
+        ({"int64[rows, time]": "int32[rows, time]"}, r"Unexpected input data type.*tensor\(int32\)"),
+        ({"float[rows]": "float[rows, one]", "keepdims = 0": "keepdims = 1"}, r"the shape \(2,\), but has \(2, 1\)"),
+        ({"float[rows]": "float", "(real, last)": "(real)"}, r"the shape \(2,\), but has \(\)"),
+    ],
+    ids=["output", "input", "type", "matrix", "scalar"],
+)
+def test_a_model_of_other_inputs_or_outputs_is_named(tmp_path, write_language_model, changes, message):
+    write_language_model(tmp_path / "lm.onnx", "ab", changes=changes)
+    with pytest.raises(NeuralLanguageModelError, match=rf"lm\.onnx must compute LOG_PROB of TOKENS and .*{message}"):
+        NeuralLanguageModel(tmp_path / "lm.onnx", LABELS)
+
+
+def test_a_model_that_gives_a_letter_no_number_is_named(tmp_path, write_language_model):
+    write_language_model(tmp_path / "lm.onnx", "ab", log_prob=lambda c: math.nan if c == "b" else -1.0)
+    with pytest.raises(NeuralLanguageModelError, match=r"must give finite log-probabilities, but gives .*nan"):
+        NeuralLanguageModel(tmp_path / "lm.onnx", LABELS)
+
+
+@pytest.mark.parametrize(
     ("parameters", "message"),
     [
         ({"decoder": "beam", "rescore": "maybe"}, "rescore must be true or false, but is 'maybe'"),

@@ -45,8 +45,8 @@ class NeuralLanguageModel:
         Like the search, it runs on one thread, because instances of the server share the cores.
 
         Raises:
-            NeuralLanguageModelError: The file cannot be read or is not such a model, or its alphabet differs from the
-                labels.
+            NeuralLanguageModelError: The file cannot be read or is not such a model, its alphabet differs from the
+                labels, or what it gives two texts is not finite.
         """
         settings = onnxruntime.SessionOptions()
         settings.intra_op_num_threads = settings.inter_op_num_threads = 1
@@ -62,8 +62,14 @@ class NeuralLanguageModel:
         self._change_case = dict(zip(_CASES, choose_cases(labels), strict=True))[metadata["case"]]
         self._tokenizer = _load_tokenizer(metadata.get("tokenizer", ""), path)
         _check_alphabet(self._tokenizer, [self._change_case(label) for label in labels], path)
-        if not np.isfinite(self.score([""])).all():
-            raise NeuralLanguageModelError(f"{path} must give finite log-probabilities, but gives {self.score([''])}")
+        try:
+            log_probs = self.score(["", "".join(labels).strip()[:100]])
+        except Exception as error:  # the base of ONNX Runtime's own exceptions
+            raise NeuralLanguageModelError(
+                f"{path} must compute LOG_PROB of TOKENS and TOKEN_LENGTH, as `carnelian-export` writes it: {error}"
+            ) from error
+        if not np.isfinite(log_probs).all():
+            raise NeuralLanguageModelError(f"{path} must give finite log-probabilities, but gives {log_probs}")
 
     def score(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
         """Return the natural log-probabilities of sentences, [texts] float32."""
@@ -74,7 +80,10 @@ class NeuralLanguageModel:
             batch = np.zeros((len(rows), max(1, int(lengths[rows].max()))), np.int64)
             for place, row in enumerate(rows):
                 batch[place, : lengths[row]] = tokens[row]
-            (log_probs[rows],) = self._session.run(["LOG_PROB"], {"TOKENS": batch, "TOKEN_LENGTH": lengths[rows]})
+            (found,) = self._session.run(["LOG_PROB"], {"TOKENS": batch, "TOKEN_LENGTH": lengths[rows]})
+            if found.shape != rows.shape:
+                raise ValueError(f"LOG_PROB must have the shape {rows.shape}, but has {found.shape}")
+            log_probs[rows] = found
         return log_probs
 
     def rescore(self, readings: Sequence[Alternative], options: Options) -> list[Alternative]:
