@@ -105,7 +105,18 @@ def test_references_in_capitals_are_named(tmp_path, call):
     assert not (tmp_path / "weights.json").exists()
 
 
-@pytest.mark.parametrize("content", ["[]", '{"options": 5}', '{"options": [1]}', "{", '{"lm_weight": 1}'])
+@pytest.mark.parametrize(
+    "content",
+    [
+        "[]",
+        '{"options": 5}',
+        '{"options": [1]}',
+        "{",
+        '{"lm_weight": 1}',
+        '{"options": {"lm_weight": 1}, "language_models": [1]}',
+        '{"options": {"lm_weight": 1}, "language_models": "english.klm"}',
+    ],
+)
 def test_another_file_is_not_taken_for_weights(tmp_path, content):
     (tmp_path / "other.json").write_text(content)
     with pytest.raises(

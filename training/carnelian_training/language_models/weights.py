@@ -126,7 +126,9 @@ def read_weights(path: Path | None, *language_models: Path | None) -> dict[str, 
     wanted = f"{path} must be a file of `carnelian-train weigh`"
     try:
         report = json.loads(path.read_text(encoding="utf-8-sig"))
-        options, weighed = dict(report["options"]), list(report.get("language_models", []))
+        options, weighed = dict(report["options"]), report.get("language_models", [])
+        if not (isinstance(weighed, list) and all(isinstance(name, str) for name in weighed)):
+            raise ValueError(f"language_models must be a list of names, but is {weighed!r:.100}")
         change_options(options, ctc.Options(), ctc.DECODERS, can_rescore=True)
     except OSError as error:
         raise ValueError(f"{wanted}, but it cannot be read: {error.strerror}") from error
