@@ -182,6 +182,12 @@ def test_settings_that_are_not_as_exported_are_named(tmp_path, make_server):
         '{"labels": 3}': "'int' object is not iterable",
         '["a"]': "list indices must be integers",
         '{"labels": ["a"], "frame_s": "x"}': "could not convert string to float: 'x'",
+        '{"labels": ["a"], "frame_s": 0, "max_audio_s": 60}': "`frame_s` must be a finite number above 0, but is 0.0",
+        '{"labels": ["a"], "frame_s": 0.02, "max_audio_s": NaN}': "`max_audio_s` must be a finite number above 0, but",
+        '{"labels": ["a"], "frame_s": 0.02, "max_audio_s": Infinity}': "`max_audio_s` must be a finite number above 0",
+        '{"labels": ["a"], "frame_s": 0.02, "max_audio_s": 60}': "`labels` must be one fewer than the last dimension "
+        "of LOG_PROBS in config.pbtxt, 29, which also has the blank, but are 1",
+        "[" * 100_000: "maximum recursion depth exceeded",
     }
     files = []
     for number, content in enumerate(found):

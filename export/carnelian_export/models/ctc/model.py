@@ -8,6 +8,7 @@ change them for this request only.
 
 import asyncio  # noqa: F401  Triton's stub imports it with the first answer, which then takes 50 ms more
 import json
+import math
 import traceback
 from pathlib import Path
 from typing import Any
@@ -36,20 +37,29 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         """Read the settings beside this file, the model's parameters and the language models."""
         folder = Path(__file__).parent
+        config = json.loads(args["model_config"])
+        (num_log_probs,) = (tensor["dims"][-1] for tensor in config["input"] if tensor["name"] == "LOG_PROBS")
         try:
             settings = json.loads((folder / SETTINGS_FILE).read_text(encoding="utf-8"))
             labels = list(settings["labels"])
             self._frame_s = float(settings["frame_s"])
             self._max_audio_s = float(settings["max_audio_s"])
             self._min_samples = int(settings.get("min_samples", 1))
-        except (ValueError, LookupError, TypeError) as error:  # the file may be cut short, or another's
+            for name, seconds in (("frame_s", self._frame_s), ("max_audio_s", self._max_audio_s)):
+                if not 0 < seconds < math.inf:  # nor NaN
+                    raise ValueError(f"`{name}` must be a finite number above 0, but is {seconds}")
+            if len(labels) + 1 != num_log_probs:
+                raise ValueError(
+                    "`labels` must be one fewer than the last dimension of LOG_PROBS in config.pbtxt, "
+                    f"{num_log_probs}, which also has the blank, but are {len(labels)}"
+                )
+            # The feature stage frames a clip of the longest length with one frame more than it has hops.
+            self._max_frames = round(self._max_audio_s / self._frame_s) + 1
+        except (ValueError, LookupError, TypeError, OverflowError, RecursionError) as error:  # cut short, or another's
             found = f"it has no {error}" if isinstance(error, KeyError) else error
             raise ValueError(f"{folder / SETTINGS_FILE} must be as carnelian-export wrote it, but: {found}") from error
         self._name = args["model_name"].removesuffix("_ctc")
         self._version: str = args["model_version"]
-        # The feature stage frames a clip of the longest length with one frame more than it has hops.
-        self._max_frames = round(self._max_audio_s / self._frame_s) + 1
-        config = json.loads(args["model_config"])
         if config.get("response_cache", {}).get("enable"):
             raise ValueError(
                 f"`response_cache` of {args['model_name']} must be off, for an answer depends on the request's options "
