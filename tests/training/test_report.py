@@ -268,9 +268,31 @@ def test_what_holds_no_curve_is_refused(tmp_path):
         ValueError, match=r"gone\.jsonl must be `metrics\.jsonl` of a run, but: No such file or directory$"
     ):
         draw([tmp_path / "gone.jsonl"], tmp_path / "x.png")
-    metrics.write_text('[]\n{"step": 1}\n')
-    with pytest.raises(ValueError, match=r"metrics\.jsonl, line 1: must be a JSON object with `step`"):
-        draw([metrics], tmp_path / "x.png")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[]",
+        '{"step": Infinity}',
+        '{"step": "3"}',
+        r'{"step": 1, "dev_wer/\ud800": 0.1}',
+        pytest.param("[" * 100_000, id="deep"),
+    ],
+)
+def test_what_is_no_record_is_named_by_its_line(tmp_path, line):
+    metrics = tmp_path / "metrics.jsonl"
+    metrics.write_text(f'{{"step": 1}}\n{line}\n')
+    with pytest.raises(
+        ValueError, match=r"metrics\.jsonl, line 2: must be a JSON object with `step`, a whole number, but is "
+    ):
+        read_metrics(metrics)
+
+
+def test_a_folder_in_the_place_of_metrics_has_none_inside(tiny_config, tmp_path):
+    (tmp_path / "metrics.jsonl").mkdir()
+    with pytest.raises(ValueError, match=r"metrics\.jsonl must be `metrics\.jsonl` of a run, but: Is a directory$"):
+        Report(tmp_path, tiny_config, 0)
 
 
 def test_runs_are_compared_in_one_picture_by_the_names_of_their_folders(tmp_path, write_rows):

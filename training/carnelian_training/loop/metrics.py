@@ -23,19 +23,23 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     try:
         content = path.read_bytes()
     except OSError as error:
-        advice = f": give {path / METRICS}" if path.is_dir() else ""
+        advice = f": give {path / METRICS}" if path.is_dir() and path.name != METRICS else ""
         raise ValueError(f"{path} must be `{METRICS}` of a run, but: {error.strerror}{advice}") from error
     # As bytes, because text would also be split at U+2028, which the name of a source may contain.
     lines = content.splitlines(keepends=True)
     for number, line in enumerate(lines, start=1):
         try:
             record = json.loads(line)
-            int(record["step"])
-        except (ValueError, TypeError, KeyError) as error:
+            json.dumps(record, ensure_ascii=False).encode()  # half of a surrogate pair parses, but cannot be written
+            if type(record["step"]) is not int:
+                raise TypeError("`step` is no whole number")
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
             if number == len(lines) and not line.endswith(b"\n"):
                 break
             found = shown(line.decode(errors="replace"))
-            raise ValueError(f"{path}, line {number}: must be a JSON object with `step`, but is {found}") from error
+            raise ValueError(
+                f"{path}, line {number}: must be a JSON object with `step`, a whole number, but is {found}"
+            ) from error
         records.append(record)
     return records
 

@@ -55,7 +55,7 @@ def draw(runs: Sequence[Path], target: Path) -> None:
     records = {path: read_metrics(path) for path in runs}
     drawn = {"loss", *(name for panel in PANELS for name in panel.curves)}
     for path, found in records.items():
-        for record, name in itertools.product(found, ["step", *sorted(drawn)]):
+        for record, name in itertools.product(found, sorted(drawn)):
             if not isinstance(figure := record.get(name, 0), int | float):
                 raise ValueError(f"{path}: `{name}` must be a number, but is {shown(figure)} at step {record['step']}")
         if not any(drawn & record.keys() for record in found):
