@@ -153,16 +153,21 @@ def test_best_weights_that_a_run_left_are_not_overwritten(config, changed, tmp_p
     assert (tmp_path / "tiny.pt").read_bytes() == best
 
 
-def test_best_weights_that_are_gone_are_chosen_anew(config, changed, tmp_path, caplog):
+@pytest.mark.parametrize("is_gone", [True, False], ids=["gone", "damaged"])
+def test_best_weights_that_are_gone_or_damaged_are_chosen_anew(config, changed, tmp_path, caplog, is_gone):
     config = changed(config, optimizer={"lr": 1e-12, "min_lr": 0.0})  # no evaluation is better than the one before
     train(changed(config, loop={"steps": 2, "evaluate_every_steps": 1}), tmp_path)
-    warning = f"{tmp_path / 'tiny.pt'} is gone: the best weights are chosen anew"
+    best = tmp_path / "tiny.pt"
+    warning = f"{best} is gone or damaged: the best weights are chosen anew"
     assert warning not in caplog.text
-    (tmp_path / "tiny.pt").unlink()
+    content = best.read_bytes()
+    best.unlink()
+    if not is_gone:
+        best.write_bytes(content[: len(content) // 2])
     for steps in (2, 3):  # with 2, there is nothing to do
         train(changed(config, loop={"steps": steps, "evaluate_every_steps": 1}), tmp_path)
         assert caplog.text.count(warning) == steps - 1
-    assert checkpoint.load(tmp_path / "tiny.pt")[1]["results"]["step"] == 3
+    assert checkpoint.load(best)[1]["results"]["step"] == 3
     train(changed(config, loop={"steps": 3, "evaluate_every_steps": 1}), tmp_path)
     assert caplog.text.count(warning) == 2
 

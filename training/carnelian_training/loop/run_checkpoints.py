@@ -3,6 +3,7 @@
 import fnmatch
 import glob
 import logging
+import math
 import time
 from pathlib import Path
 
@@ -74,10 +75,11 @@ def resume(state: State, config: RunConfig, directory: Path) -> bool:
         )
     logger.info("resuming %s at step %d", directory / name, state.step)
     best = directory / f"{config.name}.pt"
-    if state.process.leads and state.evaluated_step and not best.exists():
+    if state.process.leads and state.evaluated_step and not _is_whole(best):
+        state.best_error = math.inf
         logger.warning(
-            "%s is gone: the best weights are chosen anew, from the next evaluation on; until then, publish or export "
-            "the checkpoint",
+            "%s is gone or damaged: the best weights are chosen anew, from the next evaluation on; until then, publish "
+            "or export the checkpoint",
             best,
         )
     return True
