@@ -71,6 +71,7 @@ def test_what_is_written_is_read(tmp_path):
         '{"confidence": {}, "start_late_s": 1e9}',
         '{"confidence": {}, "end_late_s": -11}',
         '{"confidence": {}, "model": 1}',
+        f'{{"confidence": {{}}, "start_late_s": {10**400}}}',
         "[" * 100_000,
     ],
 )

@@ -328,6 +328,10 @@ def break_tensors(tree, tensors):
             lambda tree, _: tree["preprocessor"].update(window="hamming", a=1),
             r"(?s)2 option.*`window`.*`a` is not known",
         ),
+        (
+            lambda tree, _: tree["preprocessor"].update({1: 2, "zz": 3}),
+            r"(?s)2 option.*`1` is not known.*`zz` is not known",
+        ),
         (lambda tree, _: tree["preprocessor"].update(highfreq=4000), r"featurizer\.fb must be what `preprocessor`"),
         (lambda tree, _: tree["preprocessor"].update(mag_power=3.0), r"features\.magnitude_power: .*1 or 2 \(found 3"),
         (lambda tree, _: tree["encoder"].update(activation="swish"), "`activation` must be 'relu'"),

@@ -49,7 +49,7 @@ def check(options: Options, *, fixed: Options, carried: set[str], ignored: set[s
         if name in fixed and value != fixed[name]
     ]
     unknown = options.keys() - fixed.keys() - carried - ignored
-    mistakes += [f"  `{name}` is not known (found {shown(options[name])})" for name in sorted(unknown)]
+    mistakes += [f"  `{name}` is not known (found {shown(options[name])})" for name in sorted(unknown, key=str)]
     if mistakes:
         raise CheckpointError("\n".join([f"{where}: {len(mistakes)} option(s) cannot be carried over:", *mistakes]))
 

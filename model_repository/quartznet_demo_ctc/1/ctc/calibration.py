@@ -76,7 +76,7 @@ class Calibration:
             found.check()
         except OSError as error:
             raise ValueError(f"{wanted}, but it cannot be read: {error.strerror}") from error
-        except (KeyError, TypeError, AttributeError, RecursionError) as error:
+        except (KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise ValueError(f"{wanted}, but it has other content") from error
         except ValueError as error:
             raise ValueError(f"{wanted}, but is none: {error}") from error
