@@ -5,17 +5,20 @@
 """
 
 import json
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
+from carnelian_training.config_errors import shown
 from carnelian_training.replacement import replaced
 from tritonclient.grpc import model_config_pb2 as pb
 
 TUNED_STAGES = ("decode", "features", "acoustic", "ctc")
 _THREADS_OF = {"onnxruntime": "intra_op_thread_count", "dali": "num_threads"}
 """Backend -> the parameter that says how many threads an instance has."""
+
+LIMITS = {"instances": (1, 4096), "threads": (0, 4096), "preferred_batch": (0, 4096), "queue_delay_ms": (0, 60_000)}
+"""Setting of a stage -> its least and largest value; no machine has more cores, and no request waits longer."""
 
 
 class TuningError(ValueError):
@@ -37,11 +40,11 @@ class StageTuning:
     """The time for which the dynamic batcher waits for more requests, in milliseconds; 0 does not wait."""
 
     def __post_init__(self) -> None:
-        for name, least in (("instances", 1), ("threads", 0), ("preferred_batch", 0), ("queue_delay_ms", 0)):
+        for name, (least, most) in LIMITS.items():
             value = getattr(self, name)
             kind, allowed = ("number", (int, float)) if name == "queue_delay_ms" else ("whole number", (int,))
-            if value is not None and not (type(value) in allowed and least <= value < math.inf):
-                raise TuningError(f"`{name}` must be a finite {kind} of at least {least}, but is {value!r}")
+            if value is not None and not (type(value) in allowed and least <= value <= most):
+                raise TuningError(f"`{name}` must be a {kind} from {least} to {most}, but is {shown(value)}")
 
     def settings(self) -> dict[str, float]:
         """Return the settings that are given, by name."""
@@ -73,7 +76,7 @@ def read_tuning(path: Path) -> Tuning:
         return {stage: StageTuning(**settings) for stage, settings in content.items()}
     except TuningError as error:
         raise TuningError(f"{path}: {error}") from error
-    except (OSError, ValueError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise TuningError(f"{path} must be JSON as `carnelian-perf tune` writes it, but is not: {error}") from error
 
 

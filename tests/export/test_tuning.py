@@ -50,12 +50,22 @@ def test_tuning_that_is_not_there_is_named(tmp_path):
         ("instances: 2", "must be JSON"),
         ('{"encoder": {}}', "encoder"),
         ('{"ctc": {"instanses": 2}}', "instanses"),
-        ('{"ctc": {"instances": 0}}', "at least 1, but is 0"),
+        ('{"ctc": {"instances": 0}}', "`instances` must be a whole number from 1 to 4096, but is 0"),
         ('{"ctc": {"instances": 1.5}}', "whole number"),
         ('{"ctc": {"instances": 2.0}}', "whole number"),
-        ('{"ctc": {"queue_delay_ms": Infinity}}', "finite number of at least 0, but is inf"),
+        ('{"ctc": {"queue_delay_ms": Infinity}}', "`queue_delay_ms` must be a number from 0 to 60000, but is inf"),
         ('{"ctc": {"instances": "2"}}', "'2'"),
         ('{"ctc": 2}', "must be JSON"),
+        pytest.param("[" * 100_000, "must be JSON", id="deep"),
+        *(
+            pytest.param(f'{{"ctc": {{"{name}": {10**400}}}}}', f"`{name}` must be a {words}, but is 1000", id=name)
+            for name, words in (
+                ("instances", "whole number from 1 to 4096"),
+                ("threads", "whole number from 0 to 4096"),
+                ("preferred_batch", "whole number from 0 to 4096"),
+                ("queue_delay_ms", "number from 0 to 60000"),
+            )
+        ),
     ],
 )
 def test_what_is_no_tuning_is_named(tmp_path, content, words):
