@@ -94,7 +94,7 @@ class Split:
         return f"{self.queue:.1f} + {self.input:.1f} + **{self.infer:.1f}** + {self.output:.1f}"
 
 
-@with_config(ConfigDict(extra="forbid", allow_inf_nan=False))  # of all parts, too: pydantic passes it down
+@with_config(ConfigDict(strict=True, extra="forbid", allow_inf_nan=False))  # of all parts, too: pydantic passes it down
 @dataclass(frozen=True, kw_only=True)
 class RawFile:
     """The base of all raw files: the origin of a measurement, as :func:`describe_origin` gives it."""
@@ -105,7 +105,7 @@ class RawFile:
     """Date and time of the measurement, UTC, ISO 8601."""
     command: str
     commit: str | None
-    machine: dict[str, Any]
+    machine: dict[str, str | int]
     """The machine: at least the keys of :data:`MACHINE`."""
     versions: dict[str, str]
     finished: bool = True
@@ -226,7 +226,7 @@ def read_subject(path: Path) -> str:
     """
     try:
         subject = json.loads(path.read_bytes().removeprefix(codecs.BOM_UTF8))["subject"]
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         found = f"is no JSON: {error}"
     except (LookupError, TypeError):
         found = f"has no `subject`, the name of the command that wrote it{_WRITTEN_OTHERWISE}"

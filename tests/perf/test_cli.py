@@ -196,6 +196,7 @@ def test_what_lacks_all_of_a_raw_file_but_its_subject_is_status_1(tmp_path, call
     ("content", "words"),
     [
         ("steam", "but is no JSON: Expecting value"),
+        pytest.param("[" * 100_000, "but is no JSON: ", id="deep"),
         ("[]", "but has no `subject`"),
         ("{}", "but has no `subject`"),
         ('{"date": "2026-11-21"}', "another version of carnelian-perf wrote it, or it was edited; what wrote it can"),

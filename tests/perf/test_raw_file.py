@@ -1,6 +1,7 @@
 """Every raw file that is checked in is read by its command's own class, and written as it was."""
 
 import json
+import math
 import re
 from dataclasses import replace
 from importlib import import_module
@@ -152,6 +153,13 @@ def test_a_page_names_no_commit_outside_a_checkout(measurement):
 def test_one_without_runs_is_refused(measurement, tmp_path):
     replace(measurement, runs=[]).write(tmp_path / "raw.json")
     with pytest.raises(ValueError, match="but is not: runs: List should have at least 1 item"):
+        type(measurement).read(tmp_path / "raw.json")
+
+
+@pytest.mark.parametrize("cores", [math.nan, True, 1.5], ids=str)
+def test_a_machine_has_a_number_of_cores(measurement, tmp_path, cores):
+    replace(measurement, machine=measurement.machine | {"cores": cores}).write(tmp_path / "raw.json")
+    with pytest.raises(ValueError, match=r"but is not: machine\.cores"):
         type(measurement).read(tmp_path / "raw.json")
 
 

@@ -2,7 +2,9 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from carnelian_perf import raw_file
 from carnelian_perf.raw_file import RawFile, RawFileError, Speech
@@ -50,7 +52,7 @@ class Result(RawFile):
     """Stage -> batch size -> number of executions, perf_analyzer's warm-up included."""
     one_server: bool
     """False if several servers answer at one address. Then counts are left out, because each server has its own."""
-    cpu_ms_per_clip: float | None
+    cpu_ms_per_clip: Annotated[float, Field(ge=0)] | None
     """CPU milliseconds of the whole server per clip, all cores together; None if the server was not started here."""
 
     def __post_init__(self) -> None:

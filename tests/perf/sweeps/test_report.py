@@ -90,6 +90,9 @@ def test_rounding_is_said_of_the_models_that_it_may_change(static_cell, make_res
         (("accuracy",), {"wer": 0.125}),
         (("machine",), {}),
         (("cell", "batch"), 2),
+        (("cpu_ms_per_clip",), -1.0),
+        (("stability_percent",), "15"),
+        (("least_requests",), True),
     ],
 )
 def test_result_whose_parts_do_not_fit_is_named(sweep, keys, value, call, static_cell):
