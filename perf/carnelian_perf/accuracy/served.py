@@ -4,6 +4,7 @@ Clips are sent through the SDK, as a user's are. In: a NeMo manifest. Out: :clas
 `carnelian-train evaluate` if the served model is the evaluated one.
 """
 
+import contextlib
 import json
 import math
 import time
@@ -113,6 +114,8 @@ def measure(manifest: Path, url: str, model: str) -> Accuracy:
         except CarnelianClientError as error:
             is_ready, why = False, f": {error}"
         if not is_ready:
+            if ready := list_ready(url):
+                raise RuntimeError(f"the model must be served and ready, but {model!r} is not; {url} has {ready}")
             raise RuntimeError(
                 "the server must be running, without TLS and without an API key, and have the model ready, but "
                 f"{url} has no {model!r} ready, or is not the address of its gRPC endpoint (port 8001, unless the "
@@ -121,6 +124,13 @@ def measure(manifest: Path, url: str, model: str) -> Accuracy:
         began = time.perf_counter()
         outcomes = list(client.transcribe_many([u.audio_filepath for u in utterances], concurrency=CONCURRENCY))
         return Accuracy(utterances, outcomes, time.perf_counter() - began)
+
+
+def list_ready(url: str) -> str:
+    """List the models that are ready at a server; empty if it does not tell, as with the Helm chart, or if none is."""
+    with CarnelianClient(url) as client, contextlib.suppress(CarnelianClientError):
+        return ", ".join(entry.name for entry in client.models() if entry.is_ready)
+    return ""
 
 
 def _text(outcome: Outcome) -> str:

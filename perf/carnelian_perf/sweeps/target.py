@@ -12,6 +12,7 @@ from typing import Any
 
 from tritonclient import grpc
 
+from carnelian_perf.accuracy.served import list_ready
 from carnelian_perf.accuracy.served import measure as measure_accuracy
 from carnelian_perf.load import REQUEST_TIMEOUT_S
 from carnelian_perf.sweeps.grid import Grid
@@ -99,13 +100,13 @@ def examine(target: Target, grid: Grid, model: str) -> Served:
     for name in names:
         if not target.ask(client.is_model_ready, name):
             raise RuntimeError(
-                f"`models` must be served and ready, but {name!r} is not; the server {_list_models(client)}"
+                f"`models` must be served and ready, but {name!r} is not; the server {_list_models(target)}"
             )
     stages = [step.model_name for step in _read_config(target, model).ensemble_scheduling.step]
     if f"{model}_acoustic" not in stages:
         raise RuntimeError(
             f"`models` must name recognisers, but {model!r} has no stage {model}_acoustic; the server "
-            f"{_list_models(client)}"
+            f"{_list_models(target)}"
         )
     for name in (*names, *stages):
         if _read_config(target, name).response_cache.enable:
@@ -148,12 +149,9 @@ def _read_config(target: Target, model: str) -> Any:
     return target.ask(target.client.get_model_config, model).config
 
 
-def _list_models(client: Any) -> str:
-    try:
-        models = client.get_model_repository_index(client_timeout=REQUEST_TIMEOUT_S).models
-        return "has " + ", ".join(entry.name for entry in models)
-    except grpc.InferenceServerException:  # Triton's model-repository protocol is off, as in the Helm chart
-        return "does not tell which it has"
+def _list_models(target: Target) -> str:
+    ready = list_ready(target.urls["grpc"] or "")
+    return f"has {ready}" if ready else "does not tell which it has"
 
 
 def check_http(url: str) -> None:

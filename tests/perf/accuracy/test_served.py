@@ -154,6 +154,13 @@ def test_no_server_is_status_1_and_says_where(call):
     assert "without TLS and without an API key" in err
 
 
+def test_a_wrong_model_is_told_from_a_dead_server(server, call):
+    status, _, err = call(main, "accuracy", CLIPS / "manifest.jsonl", "--url", server.grpc_url, "--model", "jasper")
+    assert (status, "must be running" in err) == (1, False)
+    assert f"'jasper' is not; {server.grpc_url} has " in err
+    assert MODEL in err
+
+
 def test_gateway_that_wants_a_key_is_named_without_an_option_that_there_is_not(call):
     def refuse(_, context):
         context.abort(grpc.StatusCode.UNAUTHENTICATED, "no key")
