@@ -25,6 +25,8 @@ _WIDTH, _HEIGHT, _BAR_HEIGHT = 10.0, 4.0, 0.22
 def draw_all(rows: Sequence[Row], published: Published, base: Path) -> list[Path]:
     """Draw the plots that the rows have numbers for; each plot shows the first model, precision and transport only.
 
+    Throughput is drawn over loads, so there must be two of them.
+
     Args:
         rows: Rows of a sweep.
         published: Published latencies to draw beside static batches, by duration and batch; may be empty.
@@ -38,8 +40,9 @@ def draw_all(rows: Sequence[Row], published: Published, base: Path) -> list[Path
         drawn["latency"] = _draw_latency(_first_group(static), published)
     if split := [row for row in static if row.stages]:
         drawn["stages"] = _draw_stages(_first_group(split))
-    if files:
-        drawn["throughput"] = _draw_throughput(_first_group(files))
+    first = _first_group(files)
+    if len({(row.cell.concurrency, row.cell.poisson_share) for row in first}) > 1:
+        drawn["throughput"] = _draw_throughput(first)
     if counted := [row for row in files if row.acoustic_batches]:
         drawn["batches"] = _draw_batches(_first_group(counted))
     paths = []

@@ -68,18 +68,28 @@ def test_only_plots_of_the_report_are_images_of_its_html(tmp_path):
     assert re.findall('src="([^"]*)"', html) == ["data:image/png;base64,eA==", "", ""]
 
 
-def test_loads_and_batches_that_were_not_measured_are_left_out(tmp_path, file_cell, make_result):
+@pytest.mark.parametrize(
+    ("another_load", "has_throughput"),
+    [({"concurrency": 2}, True), ({"concurrency": None, "poisson_share": 0.6}, True), ({"duration_s": 16.7}, False)],
+    ids=["clients", "poisson", "none"],
+)
+def test_loads_and_batches_that_were_not_measured_are_left_out(
+    tmp_path, file_cell, make_result, another_load, has_throughput
+):
     folder = tmp_path / "files_sweep"
-    for result in (make_result(file_cell, 25.0), make_result(dataclasses.replace(file_cell, duration_s=7.0))):
+    results = [make_result(file_cell, 25.0), make_result(dataclasses.replace(file_cell, duration_s=7.0))]
+    results.append(make_result(dataclasses.replace(file_cell, **another_load), 30.0))
+    for result in results:
         (folder / result.cell.name).mkdir(parents=True)
         result.write(folder / result.cell.name / RESULT)
     written = write_report(folder, {})
-    assert [path.name for path in written[1:-1]] == ["files_sweep_throughput.png", "files_sweep_batches.png"]
+    names = [*(["files_sweep_throughput.png"] if has_throughput else []), "files_sweep_batches.png"]
+    assert [path.name for path in written[1:-1]] == names
 
 
 def test_what_one_of_several_servers_counts_is_left_out(tmp_path, static_cell, file_cell, make_result, read_row):
     folder = tmp_path / "cluster_sweep"
-    for cell in (static_cell, file_cell):
+    for cell in (static_cell, file_cell, dataclasses.replace(file_cell, concurrency=2)):
         result = make_result(cell, 25.0)
         result = dataclasses.replace(
             result, one_server=False, batches={}, report=dataclasses.replace(result.report, stages=None)
