@@ -16,7 +16,7 @@ import triton_python_backend_utils as pb_utils
 HELP = {
     "carnelian_audio_seconds_total": "Audio that got a transcript, in seconds of whole frames",
     "carnelian_frames_total": "Frames of log-probabilities that belong to a clip",
-    "carnelian_delivered_frames_total": "The same, with padding to the longest clip of the batch",
+    "carnelian_delivered_frames_total": "The same, with padding to the longest clip of the batch that is decoded",
     "carnelian_clips_total": "Clips by outcome",
 }
 INTERVAL_S = 0.05
