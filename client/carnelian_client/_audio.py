@@ -7,6 +7,7 @@ here: the server has the one definition of that.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
 import numbers
@@ -47,9 +48,9 @@ MAX_RATE_HZ = 2**24 - 1
 _WAVE_PCM, _WAVE_FLOAT = 1, 3
 _OGG_PAGE = re.compile(rb"OggS.{8}(..)(.{4})", re.DOTALL)
 """Matches an Ogg page; the groups are the upper two bytes of its count of samples, and the number of its stream."""
-SERVED_OPUS_HZ = (16_000, 44_100, 48_000)
-"""The rates of Opus that the server resamples once. Others it takes by way of 32 kHz: with those up to 12 kHz, of which
-the upper bands of the features are all but empty, its transcripts are not those of the decoded samples."""
+NARROW_OPUS_HZ = 12_000
+"""The highest rate of Opus that is decoded here. The server takes it by way of 32 kHz; as the upper bands of its
+features are all but empty, its transcripts are then not those of the decoded samples."""
 
 
 def describe_audio(audio: Audio) -> str:
@@ -75,7 +76,13 @@ def encode_audio(audio: Audio, deadline: Deadline) -> bytes:
         TypeError: `audio` is none of the forms of `Audio`.
     """
     data = read_audio(audio, deadline)
-    served = data if _is_served_container(data) else _transcode(data, deadline)
+    served = data
+    if not _is_served_container(data):
+        served = _transcode(data, deadline)
+    elif _is_narrow_opus(data):
+        # Without soundfile, or where a page is lost, the server does what it can.
+        with contextlib.suppress(InvalidAudio):
+            served = _transcode(data, deadline)
     deadline.check()
     return served
 
@@ -245,10 +252,13 @@ def _is_served_container(data: bytes) -> bool:
     if data[:4] == b"fLaC":  # one from a pipe has no count of samples (36 bits), which the server needs
         return int.from_bytes(data[21:26], "big") % 2**36 > 0
     if data[:4] == b"OggS":  # the server needs pages of one stream, each with a count of samples below 2^48
-        if data[28:36] == b"OpusHead" and int.from_bytes(data[40:44], "little") not in SERVED_OPUS_HZ:
-            return False
         return set(_OGG_PAGE.findall(data)) == {(b"\0\0", data[14:18])}
     return data[:4] == b"RIFF" and data[8:12] == b"WAVE"
+
+
+def _is_narrow_opus(data: bytes) -> bool:
+    """Whether a file is Ogg Opus of up to `NARROW_OPUS_HZ`, or of rate 0, unknown, which the server takes for 8 kHz."""
+    return data[28:36] == b"OpusHead" and int.from_bytes(data[40:44], "little") <= NARROW_OPUS_HZ
 
 
 def _transcode(data: bytes, deadline: Deadline) -> bytes:

@@ -11,7 +11,6 @@ import carnelian_training.features
 import carnelian_training.waveform
 import onnxruntime
 import pytest
-from carnelian_client._audio import SERVED_OPUS_HZ
 from carnelian_export.model_configs import read_config
 from carnelian_export.stages import SOURCES
 from carnelian_training.data import resampling
@@ -140,11 +139,6 @@ def test_audio_decode_has_the_filter_of_training():
     assert len([part for part in shared if part]) == 2
     text = (SOURCES / "audio_decode" / "dali.py").read_text()
     assert all(part in text for part in shared)
-
-
-def test_the_client_knows_which_opus_audio_decode_resamples_once():
-    text = (SOURCES / "audio_decode" / "dali.py").read_text()
-    assert f"PLAIN_OPUS_HZ = ({', '.join(f'{rate:_}' for rate in SERVED_OPUS_HZ)})\n" in text
 
 
 def test_audio_decode_cuts_at_the_limit_that_the_models_state():
