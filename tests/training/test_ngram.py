@@ -85,7 +85,7 @@ def test_a_binary_of_any_form_has_its_words(arpa, tmp_path, form, unknown):
 
 
 def test_an_unfinished_binary_is_not_said_to_lack_its_words(tmp_path):
-    (tmp_path / "lm.bin").write_bytes(b"mmap lm http://kheafield.com/code incomplete\n" + bytes(1000))
+    (tmp_path / "lm.bin").write_bytes(b"mmap lm http://kheafield.com/code incomplete\n" + b"\xcd\xcc\x8c\xbf" * 250)
     with pytest.raises(LanguageModelError, match="This binary file did not finish building"):
         read_ngrams(tmp_path / "lm.bin")
 

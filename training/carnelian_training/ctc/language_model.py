@@ -248,31 +248,39 @@ def read_vocabulary(plain: Path, path: Path) -> Iterator[str]:
             in bytes, or a KenLM binary is cut short or was built without its words.
     """
     with plain.open("rb") as file:
-        is_binary = file.read(len(_BINARY)) == _BINARY
-    if not is_binary:
-        size = plain.stat().st_size
-        with plain.open(encoding="utf-8") as arpa:
-            lines = iter(arpa)
-            for line in lines:
-                if line.startswith("\\1-grams:"):
-                    break
-                # KenLM takes memory for a count unchecked: with a negative one it ended the process.
-                count = _COUNT.match(line)
-                if line.startswith("ngram ") and not (count and int(count[1]) <= size):
-                    raise LanguageModelError(
-                        f"{path} must give a count of n-grams that it can hold, `ngram 1=200`, but gives {line!r:.200}"
-                    )
-            for line in lines:
-                if line.startswith("\\"):
-                    return
-                word = line.partition("\t")[2].partition("\t")[0].strip(" \t\r\n")  # KenLM keeps other white space
-                if word:
-                    yield word
-                elif line.strip():
-                    raise LanguageModelError(
-                        f"{path} must give a logarithm, tab and word in each line of `\\1-grams:`, not {line!r:.200}"
-                    )
-        return
+        start = file.read(len(_BINARY))
+    if start == _BINARY:
+        yield from _words_of_binary(plain, path)
+    elif not start.startswith(b"mmap lm http"):  # else of another version or unfinished: KenLM says so
+        yield from _words_of_arpa(plain, path)
+
+
+def _words_of_arpa(plain: Path, path: Path) -> Iterator[str]:
+    size = plain.stat().st_size
+    with plain.open(encoding="utf-8") as arpa:
+        lines = iter(arpa)
+        for line in lines:
+            if line.startswith("\\1-grams:"):
+                break
+            # KenLM takes memory for a count unchecked: with a negative one it ended the process.
+            count = _COUNT.match(line)
+            if line.startswith("ngram ") and not (count and int(count[1]) <= size):
+                raise LanguageModelError(
+                    f"{path} must give a count of n-grams that it can hold, `ngram 1=200`, but gives {line!r:.200}"
+                )
+        for line in lines:
+            if line.startswith("\\"):
+                return
+            word = line.partition("\t")[2].partition("\t")[0].strip(" \t\r\n")  # KenLM keeps other white space
+            if word:
+                yield word
+            elif line.strip():
+                raise LanguageModelError(
+                    f"{path} must give a logarithm, tab and word in each line of `\\1-grams:`, not {line!r:.200}"
+                )
+
+
+def _words_of_binary(plain: Path, path: Path) -> Iterator[str]:
     # A KenLM binary ends with the words, each zero-terminated; <unk> is the first. Its header (FixedWidthParameters and
     # counts in lm/binary_format) says at byte 100 whether they are there, and at 108 how many, though a probing model
     # does not count an <unk> that its ARPA file had not.
