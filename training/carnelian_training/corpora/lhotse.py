@@ -6,7 +6,7 @@ Clips inside longer recordings become clips with an `offset`; no audio is writte
 import functools
 import json
 import zlib
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from carnelian_training.data.audio import check_regular
 from carnelian_training.data.manifest import MOST_S, Clip, parse_line
 
 _TYPES: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
-    (("id", "recording_id"), lambda value: isinstance(value, Hashable), "text"),
+    (("id", "recording_id"), lambda value: isinstance(value, (str, int)), "text or a number"),
     (
         ("start", "duration"),
         lambda value: type(value) in (int, float) and abs(value) <= MOST_S,
