@@ -114,7 +114,7 @@ def measure(manifest: Path, url: str, model: str) -> Accuracy:
         except CarnelianClientError as error:
             is_ready, why = False, f": {error}"
         if not is_ready:
-            if ready := list_ready(url):
+            if ready := list_ready(client):
                 raise RuntimeError(f"the model must be served and ready, but {model!r} is not; {url} has {ready}")
             raise RuntimeError(
                 "the server must be running, without TLS and without an API key, and have the model ready, but "
@@ -126,10 +126,10 @@ def measure(manifest: Path, url: str, model: str) -> Accuracy:
         return Accuracy(utterances, outcomes, time.perf_counter() - began)
 
 
-def list_ready(url: str) -> str:
+def list_ready(client: CarnelianClient) -> str:
     """List the models that are ready at a server; empty if it does not tell, as with the Helm chart, or if none is."""
-    with CarnelianClient(url) as client, contextlib.suppress(CarnelianClientError):
-        return ", ".join(entry.name for entry in client.models() if entry.is_ready)
+    with contextlib.suppress(CarnelianClientError):
+        return ", ".join(entry.name for entry in client.models(timeout_s=5.0) if entry.is_ready)
     return ""
 
 

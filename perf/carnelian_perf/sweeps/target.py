@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from carnelian_client import CarnelianClient
 from tritonclient import grpc
 
 from carnelian_perf.accuracy.served import list_ready
@@ -150,8 +151,9 @@ def _read_config(target: Target, model: str) -> Any:
 
 
 def _list_models(target: Target) -> str:
-    ready = list_ready(target.urls["grpc"] or "")
-    return f"has {ready}" if ready else "does not tell which it has"
+    with CarnelianClient(target.urls["grpc"] or "") as client:
+        ready = list_ready(client)
+    return f"has {ready}" if ready else "has none that is ready, or does not tell"
 
 
 def check_http(url: str) -> None:
