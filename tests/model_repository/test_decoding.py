@@ -132,7 +132,9 @@ def test_an_error_of_the_decoder_is_one_clips_alone(tmp_path, connect, make_serv
     shutil.copytree(ROOT / "model_repository" / f"{MODEL}_ctc", tmp_path / f"{MODEL}_ctc")
     config = tmp_path / f"{MODEL}_ctc" / "config.pbtxt"
     both = "dynamic_batching { preferred_batch_size: [ 6 ] max_queue_delay_microseconds: 30000000 }"
-    config.write_text(config.read_text().replace("dynamic_batching {\n}", both))
+    text = config.read_text()
+    assert "dynamic_batching {\n}" in text
+    config.write_text(text.replace("dynamic_batching {\n}", both))
     package = tmp_path / f"{MODEL}_ctc" / "1" / "ctc" / "greedy.py"
     # The log shows this line, and must not show what it says of the clip.
     fault = "    assert all(len(clip) != 7 for clip in clips), 2 * 'private'\n    if not clips:\n"

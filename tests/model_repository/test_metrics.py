@@ -42,8 +42,9 @@ def read(find):
 @pytest.fixture
 def moved(read):
     """Tells by how much counters have moved since the test began."""
-    time.sleep(0.3)  # the stage sends what it counts a moment later
-    before = read()
+    before = None
+    while before != (before := read()):
+        time.sleep(0.3)  # the stage sends what it counts a moment later
     return lambda: {name: value - before[name] for name, value in read().items() if value != before[name]}
 
 
