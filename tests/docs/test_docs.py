@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,8 +15,8 @@ from carnelian_serving.cli import app as serve
 from carnelian_training.cli import app as train
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = ("client", "demo", "export", "helm", "images", "model_repository", "perf", "serving", "tests", "training")
-PAGES = sorted([*ROOT.glob("*.md"), *(page for folder in FOLDERS for page in (ROOT / folder).rglob("*.md"))])
+LISTING = ["git", "-C", str(ROOT), "ls-files", "*.md"]
+PAGES = [ROOT / name for name in subprocess.run(LISTING, capture_output=True, text=True, check=True).stdout.split()]
 COMMANDS = {
     "carnelian-export": typer.main.get_command(export),
     "carnelian-perf": typer.main.get_command(perf),
