@@ -21,9 +21,9 @@ serve: $(VENV)/.serving  ## Serve model_repository/ on ports 8000 (HTTP), 8001 (
 
 install: $(VENV)/.all  ## Install everything, PyTorch too
 
-# Two files at a time, for many tests wait for a process that starts; the servers of a file's fixtures are its own.
+# Three files at a time on two cores, for many tests wait for a process that starts; the servers of a file's fixtures are its own.
 test: $(VENV)/.all $(VENV)/.charts  ## Install everything and run the tests (ARGS="-k name" for some)
-	$(BIN)/python -m pytest -n 2 --dist loadfile --max-worker-restart 0 $(ARGS)
+	$(BIN)/python -m pytest -n 3 --dist loadfile --max-worker-restart 0 $(ARGS)
 
 lint: $(VENV)/.all  ## Check style, types and shell scripts
 	$(BIN)/ruff check

@@ -60,7 +60,7 @@ if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN or "PYTEST_XDIST_WORKER" in
     signal.signal(signal.SIGHUP, lambda *_: None)
 # Many tests ask for equal bits, or for the words of a machine without a GPU.
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
-# PyTorch's threads spin while they wait for one another, and two workers of pytest's share the cores.
+# PyTorch's threads spin while they wait for one another, and the workers of pytest share the cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # typer colours the options in its messages where GITHUB_ACTIONS or FORCE_COLOR is set.
 os.environ["_TYPER_FORCE_DISABLE_TERMINAL"] = "1"
