@@ -144,9 +144,7 @@ def transcribe(
     concurrency: Annotated[int, typer.Option(min=1, help="Requests in flight at a time.")] = DEFAULT_CONCURRENCY,
     attempts: Annotated[
         int,
-        typer.Option(
-            min=1, help="Tries within --timeout while the server is away or busy; 5 outlast 1.5 s, 20 outlast 38 s."
-        ),
+        typer.Option(min=1, help="Tries within --timeout while the server is away or busy; 20 outlast 36 s."),
     ] = DEFAULT_ATTEMPTS,
     tls: Annotated[bool, typer.Option("--tls", help="Encrypt, trusting the usual authorities.")] = False,
     ca_path: Annotated[

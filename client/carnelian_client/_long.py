@@ -84,7 +84,8 @@ class Recording:
             if fitting_s < LONGEST_RANGE_S[0]:
                 raise InvalidAudio(
                     f"{LONGEST_RANGE_S[0]} s must have at most {MAX_DECODED_BYTES >> 20} MiB of samples, but "
-                    f"{source.channels} channels at {source.rate} Hz have that in {fitting_s:.1f} s; mix them down"
+                    f"{source.channels} channels at {source.rate} Hz have that in {fitting_s:.1f} s; mix them "
+                    "down, or resample"
                 )
             for piece in cut(source.blocks(), source.rate, min(self._longest_s, fitting_s)):
                 num_frames += len(piece)

@@ -40,9 +40,10 @@ T = TypeVar("T")
 _CHANNEL_OPTIONS = (
     # A name that resolves to several pods: take them in turn. The default stays with the first one for ever.
     ("grpc.lb_policy_name", "round_robin"),
-    # Reconnect at the pace of the retries: by default nothing is tried for a second after a refusal.
+    # Reconnect at the pace of the retries: between its own attempts gRPC answers every call with the last refusal, by
+    # default for a second at first and for 120 s in the end. A process's channels to one address share the wait.
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 5000),
+    ("grpc.max_reconnect_backoff_ms", 1000),
     # In spite of its name, the time that one attempt to connect may take; 20 s by default.
     ("grpc.min_reconnect_backoff_ms", 5000),
     # Look a name up again when a connection ends, as servers end them to show new pods: by default every 30 s at most.

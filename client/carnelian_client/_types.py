@@ -115,7 +115,8 @@ class DecodingOptions(TypedDict, total=False):
     rescore_weight: float
     """The factor of the neural language model's log-probability, 0 to 10."""
     rescore_depth: int
-    """The largest number of readings that the neural language model rates, 1 to 500."""
+    """The largest number of readings that the neural language model rates, 1 to 100; a model may be exported with
+    another limit, of at most 500."""
 
 
 @dataclass(frozen=True)

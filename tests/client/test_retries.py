@@ -21,6 +21,7 @@ from carnelian_client import (
 )
 from carnelian_client._answers import STATUS_ERRORS
 from carnelian_client._retry import Deadline, retry_arguments
+from carnelian_client._transport import _CHANNEL_OPTIONS
 
 BUSY = ("UNAVAILABLE", "in ensemble 'm', [request id: 1] Exceeds maximum queue size")
 
@@ -86,7 +87,9 @@ def test_no_wait_is_longer_than_the_longest():
     assert 1 <= min(waits_s) < max(waits_s) <= 2
 
 
-def test_20_attempts_outlast_38_s_and_5_outlast_one_and_a_half(monkeypatch):
+def test_grpc_connects_again_while_a_call_is_retried(monkeypatch):
+    """Between its attempts gRPC fails every call with the last refusal; not all retries of a call may fall there."""
+    connection_ms = 1.2 * dict(_CHANNEL_OPTIONS)["grpc.max_reconnect_backoff_ms"]  # gRPC varies it by a fifth
     monkeypatch.setattr("random.uniform", lambda low, high: low)
     wait = tenacity.Retrying(**retry_arguments(RetryPolicy(), Deadline(1000))).wait
     state = tenacity.RetryCallState(None, None, (), {})
@@ -95,6 +98,7 @@ def test_20_attempts_outlast_38_s_and_5_outlast_one_and_a_half(monkeypatch):
         for state.attempt_number in range(1, num_attempts):
             waits_s.append(wait(state))
         assert sum(waits_s) == pytest.approx(total_s)
+        assert connection_ms < 1e3 * total_s
 
 
 @pytest.mark.parametrize(("wait_s", "is_last"), [(50, False), (70, True)])
