@@ -302,6 +302,10 @@ def test_other_files_are_refused(tmp_path, caplog):
             r"dle\.yaml, `filterbank_features`, `window_size` in samples must be .* at least 1, but is -16000",
         ),
         (
+            set_features(window_stride=5e-5),
+            r"dle\.yaml, `filterbank_features`, `window_stride` in samples must be .* at least 1, but is 0",
+        ),
+        (
             set_features(window_size=10**400),
             r"dle\.yaml, `filterbank_features`, `window_size` must be at most 2147483647, but is 1000",
         ),

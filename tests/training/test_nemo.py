@@ -294,6 +294,7 @@ def break_tensors(tree, tensors):
         (lambda tree, _: tree["preprocessor"].update(sample_rate=8000), "`sample_rate` must be 16000"),
         (lambda tree, _: tree["preprocessor"].update(use_grads=True), "`use_grads` must be False"),
         (lambda tree, _: tree["preprocessor"].update(window_size="long"), "`window_size` must be a number, but is"),
+        (lambda tree, _: tree["preprocessor"].update(window_stride=None), "`window_stride` must be a number, .* None"),
         (
             lambda tree, _: tree["preprocessor"].update(window_stride=True),
             "`window_stride` must be a number",

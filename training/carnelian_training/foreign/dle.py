@@ -18,7 +18,7 @@ from torch import Tensor
 from carnelian_training import strict_yaml
 from carnelian_training.config import LABELS, Config
 from carnelian_training.features import SAMPLE_RATE_HZ
-from carnelian_training.foreign.options import Options, check, samples, section, single, whole
+from carnelian_training.foreign.options import Options, check, mel_features, section, single
 from carnelian_training.foreign.stack_keys import DLE_JASPER, DLE_QUARTZNET, DLE_V1_PREFIXES, take
 from carnelian_training.foreign.stages import model_tree
 from carnelian_training.foreign.tensors import plain_tensors
@@ -149,20 +149,9 @@ def _features(options: Options, where: str) -> Options:
             raise CheckpointError(
                 f"{where} must give `{name}`: without it DLE takes {own!r}; supported is {_FEATURES_FIXED[name]!r}"
             )
-    seconds = single(options.get("window_size", 0.02), f"{where}, `window_size`")
-    window = whole(samples(seconds), f"{where}, `window_size` in samples")
-    stride = single(options.get("window_stride", 0.01), f"{where}, `window_stride`")
     dither = single(options.get("dither", DITHER), f"{where}, `dither`")
-    return FEATURES | {
-        "window_samples": window,
-        "hop_samples": samples(stride),
-        "fft_size": options.get("n_fft") or 1 << (window - 1).bit_length(),
-        "num_mels": options.get("n_filt", 64),
-        "preemphasis": options.get("preemph", 0.97) or 0.0,
-        "low_hz": options.get("lowfreq") or 0.0,
-        "high_hz": options.get("highfreq") or SAMPLE_RATE_HZ / 2,
-        "log_guard": max(dither**2, LOG_GUARD),
-    }
+    own = {"num_mels": options.get("n_filt", 64), "log_guard": max(dither**2, LOG_GUARD)}
+    return FEATURES | mel_features(options, where) | own
 
 
 def _blocks(found: dict[str, Tensor], where: str) -> list[Options]:

@@ -20,7 +20,7 @@ from carnelian_training.config import Config
 from carnelian_training.config_errors import MAX_SHOWN, shown
 from carnelian_training.features import SAMPLE_RATE_HZ, FeatureSettings, hann
 from carnelian_training.foreign import nemo_archive, unpickling
-from carnelian_training.foreign.options import Options, check, samples, section, single, whole
+from carnelian_training.foreign.options import Options, check, mel_features, samples, section
 from carnelian_training.foreign.stack_keys import NEMO, NEMO_UNMASKED, give, take
 from carnelian_training.foreign.stages import block_list, model_tree
 from carnelian_training.foreign.tensors import plain_name
@@ -132,19 +132,12 @@ def config_tree(tree: Options, where: str) -> Options:
 
 def _features(options: Options, where: str) -> Options:
     check(options, fixed=_PREPROCESSOR_FIXED, carried=_PREPROCESSOR_CARRIED, ignored=_PREPROCESSOR_IGNORED, where=where)
-    window = _in_samples(options, "window_size", 0.02, where)
-    hop = _in_samples(options, "window_stride", 0.01, where)
     guard = options.get("log_zero_guard_value", 2.0**-24)
     power = options.get("mag_power", 2)
     float32 = torch.finfo(torch.float32)
-    features = AS_TODAY | {
-        "window_samples": window,
-        "hop_samples": hop,
-        "fft_size": options.get("n_fft") or 1 << (window - 1).bit_length(),
+    features = AS_TODAY | mel_features(options, where)
+    features |= {
         "num_mels": options.get("features", 64),
-        "low_hz": options.get("lowfreq") or 0.0,
-        "high_hz": options.get("highfreq") or SAMPLE_RATE_HZ / 2,
-        "preemphasis": options.get("preemph", 0.97) or 0.0,
         "magnitude_power": int(power) if power in (1, 2) else power,
         "log_guard": {"tiny": float32.tiny, "eps": float32.eps}[guard] if guard in ("tiny", "eps") else guard,
         "log_guard_by": options.get("log_zero_guard_type", "add"),
@@ -158,14 +151,6 @@ def _features(options: Options, where: str) -> Options:
         where,
     )
     return features | AS_TORCHAUDIO
-
-
-def _in_samples(options: Options, name: str, default_s: float, where: str) -> int:
-    """Return the length of a window or hop in samples; `n_<name>` gives it in samples, `<name>` in seconds."""
-    if options.get(f"n_{name}"):
-        return whole(options[f"n_{name}"], f"{where}, `n_{name}`")
-    seconds = single(options.get(name) or default_s, f"{where}, `{name}`")
-    return whole(samples(seconds), f"{where}, `{name}` in samples")
 
 
 def check_whole(content: Any, where: str) -> None:

@@ -99,3 +99,28 @@ def whole(value: Any, where: str) -> int:
 def samples(seconds: float) -> int:
     """Convert the length of a window or hop to samples at 16 kHz, rounded down as in NeMo and DLE."""
     return int(seconds * SAMPLE_RATE_HZ)
+
+
+def mel_features(options: Options, where: str) -> Options:
+    """Convert the options of mel features that NeMo and DLE name alike, with the defaults of both.
+
+    Raises:
+        CheckpointError: The window or the hop is no number of seconds, or is less than a sample.
+    """
+    window = _in_samples(options, "window_size", 0.02, where)
+    return {
+        "window_samples": window,
+        "hop_samples": _in_samples(options, "window_stride", 0.01, where),
+        "fft_size": options.get("n_fft") or 1 << (window - 1).bit_length(),
+        "low_hz": options.get("lowfreq") or 0.0,
+        "high_hz": options.get("highfreq") or SAMPLE_RATE_HZ / 2,
+        "preemphasis": options.get("preemph", 0.97) or 0.0,
+    }
+
+
+def _in_samples(options: Options, name: str, default_s: float, where: str) -> int:
+    """Return the length of a window or hop in samples; `n_<name>` gives it in samples, `<name>` in seconds."""
+    if options.get(f"n_{name}"):
+        return whole(options[f"n_{name}"], f"{where}, `n_{name}`")
+    seconds = single(options.get(name, default_s), f"{where}, `{name}`")
+    return whole(samples(seconds), f"{where}, `{name}` in samples")
