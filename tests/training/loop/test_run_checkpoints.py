@@ -27,12 +27,12 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(state, config, tmp_pa
     rotten = bytearray(whole)
     rotten[len(whole) // 2] ^= 1
     (tmp_path / "tiny-00000002.pt").write_bytes(rotten)
-    assert newest(tmp_path, config) == tmp_path / "tiny-00000001.pt"
+    assert newest(tmp_path, config)[0] == tmp_path / "tiny-00000001.pt"
     assert "does not have its checksum" in caplog.text
     rotten = bytearray(whole)
     rotten[whole.index(b"data.pkl", whole.index(b"PK\x01\x02"))] = 0xE3  # in the archive's directory: no UTF-8
     (tmp_path / "tiny-00000002.pt").write_bytes(rotten)
-    assert newest(tmp_path, config) == tmp_path / "tiny-00000001.pt"
+    assert newest(tmp_path, config)[0] == tmp_path / "tiny-00000001.pt"
     assert "tiny-00000002.pt is damaged: 'utf-8' codec can't decode" in caplog.text
     (tmp_path / "tiny-00000001.pt").write_bytes(b"")
     caplog.clear()
@@ -41,11 +41,19 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(state, config, tmp_pa
     assert ["falling back" in message for message in caplog.messages] == [True, False]  # there is none before the last
 
 
+def test_the_checkpoint_to_resume_is_read_once(state, config, tmp_path, monkeypatch, write_at):
+    write_at(state, config, tmp_path, 1)
+    load, paths = checkpoint.load, []
+    monkeypatch.setattr(checkpoint, "load", lambda path: paths.append(path) or load(path))
+    assert resume(state, config, tmp_path)
+    assert paths == [tmp_path / "tiny-00000001.pt"]
+
+
 def test_weights_alone_are_no_run_to_resume(state, config, tmp_path, caplog, write_at):
     write_at(state, config, tmp_path, 1, 2)
     checkpoint.publish(tmp_path / "tiny-00000002.pt", tmp_path / "published.pt")
     (tmp_path / "published.pt").replace(tmp_path / "tiny-00000002.pt")
-    assert newest(tmp_path, config) == tmp_path / "tiny-00000001.pt"
+    assert newest(tmp_path, config)[0] == tmp_path / "tiny-00000001.pt"
     assert "tiny-00000002.pt must hold the state of a run to be resumed, but has weights alone" in caplog.text
 
 
@@ -59,7 +67,7 @@ def drop_parts(path, *parts):
 def test_a_checkpoint_without_the_whole_state_is_passed_over(state, config, tmp_path, caplog, write_at):
     write_at(state, config, tmp_path, 1, 2)
     drop_parts(tmp_path / "tiny-00000002.pt", "epoch", "memory")
-    assert newest(tmp_path, config) == tmp_path / "tiny-00000001.pt"
+    assert newest(tmp_path, config)[0] == tmp_path / "tiny-00000001.pt"
     assert "tiny-00000002.pt must hold the whole state of a run, but lacks epoch, memory" in caplog.text
 
 
@@ -121,7 +129,7 @@ def test_best_weights_alone_are_not_overwritten(state, config, tmp_path, write_a
     with pytest.raises(ConfigError, match=r"tiny\.pt would be replaced, .* take another --out or another `name`"):
         newest(tmp_path, config)
     write_at(state, config, tmp_path, 1)
-    assert newest(tmp_path, config) == tmp_path / "tiny-00000001.pt"
+    assert newest(tmp_path, config)[0] == tmp_path / "tiny-00000001.pt"
 
 
 @pytest.mark.parametrize(
@@ -175,7 +183,7 @@ def test_best_weights_that_are_gone_or_damaged_are_chosen_anew(config, changed, 
 def test_a_name_is_no_pattern(state, config, tmp_path, write_at):
     config = dataclasses.replace(config, name="tiny [a]*")
     write_at(state, config, tmp_path, 1)
-    assert newest(tmp_path, config) == tmp_path / "tiny [a]*-00000001.pt"
+    assert newest(tmp_path, config)[0] == tmp_path / "tiny [a]*-00000001.pt"
 
 
 def test_milestones_outlive_the_newest(state, config, changed, tmp_path, write_at):
@@ -217,4 +225,4 @@ def test_what_is_written_beside_damaged_later_ones_stays(state, config, changed,
     (tmp_path / "tiny-00000009.pt").write_bytes(b"damaged")
     write_at(state, config, tmp_path, 1, 2)
     assert [path.name[-4] for path in checkpoints(tmp_path, config)] == ["2", "9"]
-    assert newest(tmp_path, config) == tmp_path / "tiny-00000002.pt"
+    assert newest(tmp_path, config)[0] == tmp_path / "tiny-00000002.pt"

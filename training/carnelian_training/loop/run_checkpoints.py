@@ -6,6 +6,7 @@ import logging
 import math
 import time
 from pathlib import Path
+from typing import Any
 
 from carnelian_training import checkpoint
 from carnelian_training.config_errors import ConfigError
@@ -63,17 +64,18 @@ def resume(state: State, config: RunConfig, directory: Path) -> bool:
         ConfigError: Keys of the configuration have changed that may not; the message lists each.
     """
     found = newest(directory, config) if state.process.leads else None
-    name = state.process.broadcast("" if found is None else found.name)
+    name = state.process.broadcast("" if found is None else found[0].name)
     if not name:
         return False
-    before, content = checkpoint.load(directory / name)
-    check_resumable(before, config, directory / name)
+    path = directory / name
+    before, content = checkpoint.load(path) if found is None else found[1:]
+    check_resumable(before, config, path)
     state.restore(content)
     if config.init.checkpoint not in (None, before.init.checkpoint):
         logger.warning(
             "`init.checkpoint` changes nothing in a run that is under way: to start from it, take another --out"
         )
-    logger.info("resuming %s at step %d", directory / name, state.step)
+    logger.info("resuming %s at step %d", path, state.step)
     best = directory / f"{config.name}.pt"
     if state.process.leads and state.evaluated_step and not _is_whole(best):
         state.best_error = math.inf
@@ -113,8 +115,10 @@ def _matches(key: str, patterns: tuple[str, ...]) -> bool:
     return any(fnmatch.fnmatch(key, pattern) for pattern in patterns)
 
 
-def newest(directory: Path, config: RunConfig) -> Path | None:
-    """Return the newest checkpoint that can be resumed, or None if there are none; log those that cannot.
+def newest(directory: Path, config: RunConfig) -> tuple[Path, RunConfig, dict[str, Any]] | None:
+    """Return the newest checkpoint that can be resumed, with its configuration and its whole content.
+
+    It is None if there are none; those that cannot be resumed are logged.
 
     Raises:
         CheckpointError: There are checkpoints, but none can be resumed.
@@ -136,7 +140,7 @@ def newest(directory: Path, config: RunConfig) -> Path | None:
         )
     for path in reversed(saved):
         try:
-            _, content = checkpoint.load(path)
+            before, content = checkpoint.load(path)
             if not content.get("training"):
                 raise CheckpointError(f"{path} must hold the state of a run to be resumed, but has weights alone")
             if missing := [part for part in PARTS if part not in content["training"]]:
@@ -147,7 +151,7 @@ def newest(directory: Path, config: RunConfig) -> Path | None:
         except CheckpointError as error:
             logger.warning("%s%s", error, "" if path == saved[0] else "\nfalling back to the checkpoint before it")
             continue
-        return path
+        return path, before, content
     if saved:
         whole = next(filter(_is_whole, (best, *reversed(saved))), None)
         advice = (
