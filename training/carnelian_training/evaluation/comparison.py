@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from carnelian_training import ctc
 from carnelian_training.config import Config
 from carnelian_training.data.manifest import Clip, clips_to_evaluate, warn_of_characters
-from carnelian_training.evaluation.error_rates import ErrorRates, Evaluation
+from carnelian_training.evaluation.error_rates import ErrorRates, Evaluation, places_by_source
 from carnelian_training.evaluation.evaluate import LogProbs, find_too_short, score_all
 from carnelian_training.evaluation.served import DecodingClock, connect, transcribe_served
 from carnelian_training.models.network import CtcNetwork
@@ -101,7 +101,7 @@ def compare(
             log_probs = score_all(network, config, clips, manifest)
             ways = ways_to_decode(decoder)
             parts: dict[str, list[_Part]] = {name: [] for name in ways}
-            for source, places in _by_source(clips).items():
+            for source, places in _by_source(clips):
                 chosen, rows = [clips[i] for i in places], [log_probs[i] for i in places]
                 for name, way in ways.items():
                     heard, offline_s = decode(rows, decoder, decoder.read_options(way, usual))
@@ -126,12 +126,11 @@ class _Part:
     served_s: float = 0.0
 
 
-def _by_source(clips: Sequence[Clip]) -> dict[str | None, list[int]]:
+def _by_source(clips: Sequence[Clip]) -> list[tuple[str | None, list[int]]]:
     """Return the positions of the clips of each `source`; the last entry, None, has those without a source."""
-    everything = Evaluation(clips, [""] * len(clips))
-    places: dict[str | None, list[int]] = {source: everything.places(source) for source in everything.sources()}
+    places = places_by_source(clips)
     rest = set(range(len(clips))).difference(*places.values())
-    return {**places, None: sorted(rest)}
+    return [*places.items(), (None, sorted(rest))]
 
 
 def _ask(part: _Part, client: "CarnelianClient", clock: DecodingClock, way: Mapping[str, str]) -> _Part:

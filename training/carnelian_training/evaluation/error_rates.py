@@ -62,7 +62,7 @@ class Evaluation:
 
     def error_rates(self, source: str | None = None) -> ErrorRates:
         """Compute the error rates over all clips, or over those whose manifest line has this `source`."""
-        places = self.places(source)
+        places = list(range(len(self.clips))) if source is None else self._places.get(source, [])
         hits, substitutions, deletions, insertions = self._word_counts[places].sum(0).tolist()
         character_hits, *character_errors = self._character_counts[places].sum(0).tolist()
         said = hits + substitutions + deletions
@@ -76,10 +76,6 @@ class Evaluation:
             deletions=deletions,
             insertions=insertions,
         )
-
-    def places(self, source: str | None) -> list[int]:
-        """Return the positions of the clips with this `source`; of all clips for None."""
-        return list(range(len(self.clips))) if source is None else self._places.get(source, [])
 
     def sources(self) -> list[str]:
         """Return the distinct `source` fields, in order of appearance."""
@@ -128,11 +124,7 @@ class Evaluation:
 
     @cached_property
     def _places(self) -> dict[str, list[int]]:
-        places: dict[str, list[int]] = {}
-        for i, clip in enumerate(self.clips):
-            if (source := clip.extra.get("source")) is not None:
-                places.setdefault(str(source), []).append(i)
-        return places
+        return places_by_source(self.clips)
 
     @cached_property
     def _aligned_words(self) -> jiwer.WordOutput:
@@ -155,6 +147,15 @@ class Evaluation:
 
     def _pairs(self) -> list[tuple[Clip, str]]:
         return list(zip(self.clips, self.transcripts, strict=True))
+
+
+def places_by_source(clips: Sequence[Clip]) -> dict[str, list[int]]:
+    """Return the positions of the clips of each `source`, in order of appearance; clips without one are left out."""
+    places: dict[str, list[int]] = {}
+    for i, clip in enumerate(clips):
+        if (source := clip.extra.get("source")) is not None:
+            places.setdefault(str(source), []).append(i)
+    return places
 
 
 def render(evaluation: Evaluation) -> str:
