@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from carnelian_training.command_options import Overrides, check_checkpoint, escape_output, folder, version_option
+from carnelian_training.command_options import Overrides, check_pt_target, escape_output, folder, version_option
 from carnelian_training.corpora.command import convert, perturb, prepare, validate
 from carnelian_training.evaluation.command import evaluate, transcribe
 from carnelian_training.foreign.command import import_, to_huggingface, to_nemo
@@ -45,7 +45,7 @@ app.command(rich_help_panel=MODELS)(transcribe)
 @app.command(rich_help_panel=MODELS)
 def average(
     checkpoints: Annotated[list[Path], typer.Argument(help="Checkpoints of one network: of a run, or of several.")],
-    target: Annotated[Path, typer.Option("--out", help="Where to write it: .pt.", callback=check_checkpoint)],
+    target: Annotated[Path, typer.Option("--out", help="Where to write it: .pt.", callback=check_pt_target)],
 ) -> None:
     """Average the weights of checkpoints; the result often makes fewer errors than any of them."""
     from carnelian_training.checkpoint import average as run
@@ -56,7 +56,7 @@ def average(
 @app.command(rich_help_panel=MODELS)
 def publish(
     checkpoint: Annotated[Path, typer.Argument(help="A checkpoint of `fit`.")],
-    target: Annotated[Path, typer.Argument(help="Where to write it: .pt.", callback=check_checkpoint)],
+    target: Annotated[Path, typer.Argument(help="Where to write it: .pt.", callback=check_pt_target)],
 ) -> None:
     """Strip a checkpoint of what only resuming needs and store its weights in float16."""
     from carnelian_training.checkpoint import publish as run

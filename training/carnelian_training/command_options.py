@@ -52,12 +52,12 @@ def check_writable(path: Path | None) -> Path | None:
     return path
 
 
-def check_checkpoint(path: Path) -> Path:
+def check_pt_target(path: Path) -> Path:
     """Check that a checkpoint can be written and ends in .pt, so that no manifest is overwritten by mistake."""
     return _check_ending(path, ".pt", "a checkpoint")
 
 
-def check_nemo(path: Path) -> Path:
+def check_nemo_target(path: Path) -> Path:
     """Check that a .nemo file can be written and ends in .nemo, so that no other file is overwritten by mistake."""
     return _check_ending(path, ".nemo", "a file of NeMo's")
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from carnelian_training.command_options import check_checkpoint, check_nemo, folder
+from carnelian_training.command_options import check_nemo_target, check_pt_target, folder
 
 
 def import_(
@@ -13,7 +13,7 @@ def import_(
         Path, typer.Argument(help="A NeMo .nemo or .ckpt, DLE .pt or fairseq .pt file, or a Hugging Face folder.")
     ],
     target: Annotated[
-        Path, typer.Argument(help="The checkpoint to write, for example quartznet_de.pt.", callback=check_checkpoint)
+        Path, typer.Argument(help="The checkpoint to write, for example quartznet_de.pt.", callback=check_pt_target)
     ],
     dle_config: Annotated[Path | None, typer.Option(help="DLE's YAML, if not one of its published models.")] = None,
     labels: Annotated[Path | None, typer.Option(help="fairseq: dict.ltr.txt, if not LibriSpeech's.")] = None,
@@ -48,7 +48,7 @@ def import_(
 
 def to_nemo(
     source: Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="Ours.")],
-    target: Annotated[Path, typer.Argument(help="The .nemo file to write.", callback=check_nemo)],
+    target: Annotated[Path, typer.Argument(help="The .nemo file to write.", callback=check_nemo_target)],
 ) -> None:
     """Write a checkpoint as a .nemo file for NVIDIA's NeMo."""
     from carnelian_training import checkpoint
