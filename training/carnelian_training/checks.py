@@ -22,7 +22,7 @@ def _check(config: object, names: tuple[str, ...], holds: Callable[[Any], bool],
     for name in names:
         value = getattr(config, name)
         if value is not None and not holds(value):
-            raise ValueError(f"`{name}` must {must}, but is {value}")
+            raise ValueError(f"`{name}` must {must}, but is {value:,}")
 
 
 def check_positive(config: object, *names: str) -> None:
@@ -43,10 +43,7 @@ def check_at_least_one(config: object, *names: str) -> None:
 
 def check_at_most(config: object, most: int, *names: str) -> None:
     """Check that the named integer fields are at most `most`, above which they would only use memory, or None."""
-    for name in names:
-        value = getattr(config, name)
-        if value is not None and value > most:
-            raise ValueError(f"`{name}` must be at most {most:,}, but is {value:,}")
+    _check(config, names, lambda value: value <= most, f"be at most {most:,}")
 
 
 def check_below_one(config: object, *names: str) -> None:
