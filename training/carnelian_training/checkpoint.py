@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from carnelian_training.config import Config
+from carnelian_training.config_errors import listed
 from carnelian_training.config_tree import config_to_dict
 from carnelian_training.language_models.config import LanguageModelConfig
 from carnelian_training.models.jasper import Jasper, JasperConfig
@@ -30,8 +31,6 @@ from carnelian_training.weight_files import (
 
 MOST_LAYERS = 500
 """The largest number of layers of a network to read; published networks have at most a fifth."""
-MOST_NAMED = 10
-"""The most mismatched tensors or fields that an error names; it only counts the others."""
 _ADVICE = " (`carnelian-train import` makes one of another toolkit's)"
 
 
@@ -276,8 +275,7 @@ def average(sources: Sequence[Path], target: Path) -> None:
         if not differences:  # otherwise these already explain why tensors differ
             differences = sorted({name for name, _ in _shapes(ours) ^ _shapes(theirs)})
         if differences:
-            named = ", ".join(differences[:MOST_NAMED])
-            named += f" and {len(differences) - MOST_NAMED} more" if len(differences) > MOST_NAMED else ""
+            named = ", ".join(listed(differences))
             raise CheckpointError(f"{path} must be of the same network as {sources[-1]}, but differs in {named}")
         for name, tensor in sums.items():
             tensor += theirs[name]

@@ -1,6 +1,7 @@
 """The errors that pydantic finds in a configuration, described in terms of its YAML file."""
 
 import reprlib
+from collections.abc import Sequence
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
@@ -17,6 +18,8 @@ WORDS = {
 
 MAX_SHOWN = 200
 """The most characters of a value in a message."""
+MAX_LISTED = 10
+"""The most items of a list in a message, which only counts the others."""
 _SHORT = reprlib.Repr()  # limits depth and size, because YAML aliases can repeat a value billions of times
 _SHORT.maxlevel = 3
 _SHORT.maxdict = _SHORT.maxlist = _SHORT.maxtuple = 40
@@ -31,6 +34,12 @@ def shown(value: object) -> str:
     """Return a value as Python writes it, shortened to fit into a message."""
     text = _SHORT.repr(value)
     return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
+
+
+def listed(items: Sequence[str]) -> list[str]:
+    """Return the items of a list to write in a message; where there are others, the last one says how many."""
+    more = len(items) - MAX_LISTED
+    return [*items[:MAX_LISTED], f"and {more} more"] if more > 0 else list(items)
 
 
 def describe(error: ValidationError, tagged: tuple[str, ...]) -> list[str]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from carnelian_training.config import Config
+from carnelian_training.config_errors import listed
 from carnelian_training.ctc.alignment import least_frames
 from carnelian_training.ctc.spelling import choose_cases, quote
 from carnelian_training.data.audio import check_regular, error_words
@@ -22,8 +23,6 @@ from carnelian_training.text import to_given_labels
 SILENT_RMS = 10 ** (-90 / 20)
 """The root mean square, relative to full scale 1, below which a clip is silent: above a 16-bit recording of which only
 the last bit changes."""
-MOST_NAMED = 10
-"""The most clips that an error names."""
 
 
 class Defect(NamedTuple):
@@ -114,12 +113,11 @@ def silence_defect(level: float) -> str | None:
 
 def refusal(bad: Sequence[tuple[Clip, str]], total: int, manifest: Path | None) -> str:
     """Return the message about clips, of a manifest unless None, of which some are `bad`, each with the reason."""
-    named = [f"  {clip.title}: {defect}" for clip, defect in bad]
+    named = [f"{clip.title}: {defect}" for clip, defect in bad]
     is_lost = not all(os.path.exists(clip.audio_filepath) for clip, _ in bad)  # noqa: PTH110  (no name breaks it)
     where = " (a relative path begins at the manifest's own folder)" if is_lost else ""
-    more = [f"  and {len(named) - MOST_NAMED} more"] if len(named) > MOST_NAMED else []
     head = f"{manifest or 'a manifest'} must name clean clips, but {len(named)} of {total} are bad{where}:"
-    return "\n".join([head, *named[:MOST_NAMED], *more])
+    return "\n  ".join([head, *listed(named)])
 
 
 def check_files(clips: Sequence[Clip], num_threads: int, manifest: Path | None) -> None:

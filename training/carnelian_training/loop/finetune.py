@@ -8,9 +8,8 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from carnelian_training import checkpoint
-from carnelian_training.checkpoint import MOST_NAMED
 from carnelian_training.config import Config
-from carnelian_training.config_errors import ConfigError
+from carnelian_training.config_errors import ConfigError, listed
 from carnelian_training.ctc.spelling import quote
 from carnelian_training.language_models.config import LanguageModelConfig
 from carnelian_training.models.masked import MaskedBatchNorm
@@ -106,29 +105,28 @@ def _check_fits(
 ) -> None:
     """Raise if weights have other shapes than the network; warn if `model` makes them compute something else."""
     if mistakes := _misfits(wanted, found):
-        lines = [*differences, *mistakes[:MOST_NAMED]]
-        lines += [f"  and {len(mistakes) - MOST_NAMED} more"] if len(mistakes) > MOST_NAMED else []
-        raise CheckpointError("\n".join([f"{path} does not fit this run's network; all but its head must:", *lines]))
+        head = f"{path} does not fit this run's network; all but its head must:"
+        raise CheckpointError("\n  ".join([head, *differences, *listed(mistakes)]))
     if differences:
         lines = [f"`model` differs from that of {path}, whose weights then compute something else:", *differences]
-        logger.warning("\n".join(lines))
+        logger.warning("\n  ".join(lines))
 
 
 def _misfits(wanted: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> list[str]:
     """List tensors that are missing, unexpected or of another shape; a head may have other rows, but the same width."""
-    misfits = [f"  {name}: not there" for name in sorted(wanted.keys() - found.keys()) if not _is_head(name)]
-    misfits += [f"  {name}: not in this model" for name in sorted(found.keys() - wanted.keys())]
+    misfits = [f"{name}: not there" for name in sorted(wanted.keys() - found.keys()) if not _is_head(name)]
+    misfits += [f"{name}: not in this model" for name in sorted(found.keys() - wanted.keys())]
     for name in sorted(wanted.keys() & found.keys()):
         parts = slice(1, None) if _is_head(name) else slice(None)
         if wanted[name].shape[parts] != found[name].shape[parts]:
-            misfits.append(f"  {name}: must be {list(wanted[name].shape)}, but is {list(found[name].shape)}")
+            misfits.append(f"{name}: must be {list(wanted[name].shape)}, but is {list(found[name].shape)}")
     return misfits
 
 
 def _differences(source: RunConfig, config: RunConfig) -> list[str]:
     """List the fields of `model` and `pretraining` that differ in the checkpoint, except those of the head."""
     return [
-        f"  `{key}` is {ours!r}, in the checkpoint {theirs!r}"
+        f"`{key}` is {ours!r}, in the checkpoint {theirs!r}"
         for key, (ours, theirs) in model_differences(config, source).items()
         if "head_frames" not in key
     ]
