@@ -50,7 +50,7 @@ class QuantisationError(ValueError):
 
 
 class Int8Clips(NamedTuple):
-    """The features of the clips that int8 needs; see :func:`load_features`."""
+    """The features of the clips that int8 needs; see :func:`read_features`."""
 
     calibration: list[ClipFeatures]
     """The clips to measure the activations' ranges on: those that are not silent. wav2vec 2.0 needs none."""
