@@ -14,6 +14,7 @@ from pathlib import Path
 
 from carnelian_training import ctc, front_end
 from carnelian_training.config import Config
+from carnelian_training.ctc.language_model import is_kenlm_binary
 from carnelian_training.evaluation.evaluate import frame_duration_s
 from carnelian_training.models.wav2vec2_config import Wav2Vec2Config
 from carnelian_training.waveform import WaveformSettings
@@ -41,7 +42,6 @@ head."""
 
 VERSION = "1"
 CALIBRATION = "calibration.json"
-_KENLM_BINARY = b"mmap lm"
 _ENSEMBLE_README = (
     "An ensemble has no files. Git drops empty folders, so this file keeps this one, which Triton needs.\n"
 )
@@ -95,8 +95,8 @@ _OF_DAMAGE = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, sign
 
 def _check_undamaged(path: Path) -> None:
     """Load a binary of KenLM in another process first: if the file is damaged, reading it can end the process."""
-    with suppress(OSError), path.open("rb") as file:  # the decoder reports a file that does not exist
-        if file.read(len(_KENLM_BINARY)) != _KENLM_BINARY:
+    with suppress(OSError):  # the decoder reports a file that does not exist
+        if not is_kenlm_binary(path):
             return
     load = "import os, sys, kenlm; kenlm.Model(os.fsencode(sys.argv[1]))"
     ended = subprocess.run([sys.executable, "-c", load, path], capture_output=True, check=False).returncode

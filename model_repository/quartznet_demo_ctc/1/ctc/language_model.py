@@ -37,7 +37,8 @@ SMALL = 1 << 20
 """The unpacked size in bytes that is always allowed, whatever the ratio."""
 _COUNT = re.compile(r"ngram +[0-9]+=\s*([0-9]{1,18})\s*$")
 _MARKS = ("<s>", "</s>", "<unk>", "<UNK>")
-_BINARY = b"mmap lm http://kheafield.com/code format version 5"
+_BINARY = b"mmap lm http"  # of any version, or unfinished
+_VERSION_5 = b"mmap lm http://kheafield.com/code format version 5"
 
 
 class LanguageModelError(ValueError):
@@ -247,12 +248,13 @@ def read_vocabulary(plain: Path, path: Path) -> Iterator[str]:
         LanguageModelError: A count or a word is missing in its line of an ARPA file, a count is above the file's size
             in bytes, or a KenLM binary is cut short or was built without its words.
     """
-    with plain.open("rb") as file:
-        start = file.read(len(_BINARY))
-    if start == _BINARY:
-        yield from _words_of_binary(plain, path)
-    elif not start.startswith(b"mmap lm http"):  # else of another version or unfinished: KenLM says so
-        yield from _words_of_arpa(plain, path)
+    yield from _words_of_binary(plain, path) if is_kenlm_binary(plain) else _words_of_arpa(plain, path)
+
+
+def is_kenlm_binary(path: Path) -> bool:
+    """Return whether a file begins like a binary of KenLM: of any version, finished or not."""
+    with path.open("rb") as file:
+        return file.read(len(_BINARY)) == _BINARY
 
 
 def _words_of_arpa(plain: Path, path: Path) -> Iterator[str]:
@@ -285,6 +287,8 @@ def _words_of_binary(plain: Path, path: Path) -> Iterator[str]:
     # counts in lm/binary_format) says at byte 100 whether they are there, and at 108 how many, though a probing model
     # does not count an <unk> that its ARPA file had not.
     with plain.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        if content[: len(_VERSION_5)] != _VERSION_5:
+            return  # KenLM says that it is of another version or unfinished
         if content[100:101] == b"\0":
             raise LanguageModelError(f"{path} must hold its words, but was built without: run build_binary without -v")
         num_words = int.from_bytes(content[108:116], "little")
