@@ -128,6 +128,20 @@ def test_a_checkpoint_may_be_a_folder_of_hugging_face(tmp_path, call, arguments)
     assert (status, f"{tmp_path} must be a Hugging Face folder, but has no config.json" in err) == (1, True), err
 
 
+@pytest.mark.parametrize("command", ["batching", "mixed"])
+@pytest.mark.parametrize(
+    ("checkpoint", "words"),
+    [
+        ("tests/training/references/wav2vec2_new.pt", "must be a Jasper or QuartzNet"),  # as its weights tell
+        (QUARTZNET, "cannot be read as a checkpoint"),  # random weights would be compared with those that are served
+    ],
+    ids=["fairseq", "yaml"],
+)
+def test_what_a_model_was_exported_from_may_be_another_toolkits_but_no_yaml(command, checkpoint, words, call, tmp_path):
+    status, _, err = call(main, command, "--checkpoint", checkpoint, "--out", tmp_path / "raw.json")
+    assert (status, words in err) == (1, True), err
+
+
 @pytest.mark.parametrize("command", ["mixed", "tune", "overhead", "first-request"])
 def test_what_is_not_there_is_refused_before_an_export(command, tmp_path, call, monkeypatch):
     monkeypatch.setattr(networks, "export_random", lambda *_: pytest.fail("exported"))

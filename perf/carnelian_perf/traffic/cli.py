@@ -20,7 +20,7 @@ from carnelian_perf.output import record
 from carnelian_perf.subject import check_model_and_clips, choose_clips, served_name, served_repository
 
 app = typer.Typer()
-Checkpoint = Annotated[Path, typer.Option(help="What the model was exported from.")]
+Checkpoint = Annotated[Path, typer.Option(help="What the model was exported from, ours or another toolkit's.")]
 
 
 @app.command()
@@ -45,7 +45,7 @@ def batching(
     check_model_and_clips(repository, model, manifest)
     raw = raw_file_path(out, f"{model}_batching.json")
 
-    from carnelian_training.checkpoint import load_model
+    from carnelian_training.foreign.sources import load_model
 
     from carnelian_perf.traffic.batching import Plan, measure
     from carnelian_perf.traffic.graph import build_padded
@@ -95,7 +95,7 @@ def mixed(
         check_file("--checkpoint", checkpoint)
     raw = raw_file_path(out, f"{served_name(model, random_weights)}_mixed.json")
     with served_repository(repository, model, random_weights, manifest) as (served, name):
-        from carnelian_training.checkpoint import load_model
+        from carnelian_training.foreign.sources import load_model
 
         from carnelian_perf.networks import load_network
         from carnelian_perf.traffic.graph import build_padded
