@@ -13,11 +13,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import tritonclient.grpc as triton
 import tritonclient.grpc.aio as triton_aio
 from carnelian_perf import raw_file
 from carnelian_perf.cuts import cut_equal
+from carnelian_perf.load import file_inputs, make_tensors
 from carnelian_perf.machine import measure_busy_cores
 from carnelian_perf.percentile import percentile
 from carnelian_perf.repository import copy_model, read_config, write_config
@@ -47,19 +46,16 @@ def write_repository(folder: Path, bound: int) -> Path:
     return repository
 
 
-async def send(url: str, clips: list[np.ndarray], count: int) -> tuple[list[float], int]:
+async def send(url: str, clips: list[list[Any]], count: int) -> tuple[list[float], int]:
     """Send clips at a fixed rate, without waiting for answers; return each answer's seconds, and the number refused."""
     took: list[float] = []
     refused = 0
 
     async def call(client: triton_aio.InferenceServerClient, number: int) -> None:
         nonlocal refused
-        clip = clips[number % len(clips)]
-        audio = triton.InferInput("AUDIO", clip.shape, "UINT8")
-        audio.set_data_from_numpy(clip)
         began = time.monotonic()
         try:
-            await client.infer(MODEL, [audio])
+            await client.infer(MODEL, clips[number % len(clips)])
         except InferenceServerException as error:
             if "Exceeds maximum queue size" not in str(error):
                 raise
@@ -100,7 +96,7 @@ class Memory:
             self.most_mib = max(self.most_mib, take_sample(self._server, 0).pss / 2**20)
 
 
-def measure(folder: Path, bound: int, clips: list[np.ndarray]) -> dict[str, float]:
+def measure(folder: Path, bound: int, clips: list[list[Any]]) -> dict[str, float]:
     """Serve with one limit, send the clips and return a row of the table."""
     repository = write_repository(folder, bound)
     with Server(repository, models=[MODEL], http_port=0, grpc_port=0, metrics_port=0) as server:
@@ -132,7 +128,7 @@ def main() -> None:
     """Measure all limits, write overload.json and print the table."""
     busy, origin = measure_busy_cores(), raw_file.describe_origin()
     cuts = cut_equal(ROOT / "demo" / "clips" / "manifest.jsonl", CLIP_S, 8, "flac")
-    clips = [np.frombuffer(cut.file, np.uint8)[None] for cut in cuts]
+    clips = [make_tensors(file_inputs(cut.file)) for cut in cuts]
     with tempfile.TemporaryDirectory() as folder:
         rows = [measure(Path(folder), bound, clips) for bound in BOUNDS]
     result = {

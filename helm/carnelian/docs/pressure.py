@@ -9,11 +9,11 @@ import re
 import time
 import urllib.request
 from pathlib import Path
+from typing import Any
 
-import numpy as np
-import tritonclient.grpc as triton
 import tritonclient.grpc.aio as triton_aio
 from carnelian_perf import raw_file
+from carnelian_perf.load import file_inputs, make_tensors
 from carnelian_perf.machine import measure_busy_cores
 from carnelian_perf.percentile import percentile
 from carnelian_serving.launcher import Server
@@ -33,19 +33,16 @@ def read_counters(url: str) -> dict[tuple[str, str], float]:
         return {(name, model): float(value) for name, model, value in COUNTER.findall(answer.read().decode())}
 
 
-async def send(url: str, clips: list[np.ndarray], callers: int, seconds: float) -> list[float]:
+async def send(url: str, clips: list[list[Any]], callers: int, seconds: float) -> list[float]:
     """Send clips from `callers` callers, each one clip after the other, for `seconds`; return each answer's seconds."""
     took: list[float] = []
     end = time.monotonic() + seconds
 
     async def call(client: triton_aio.InferenceServerClient, number: int) -> None:
         while time.monotonic() < end:
-            clip = clips[number % len(clips)]
-            number += 1
-            audio = triton.InferInput("AUDIO", clip.shape, "UINT8")
-            audio.set_data_from_numpy(clip)
             began = time.monotonic()
-            await client.infer(MODEL, [audio])
+            await client.infer(MODEL, clips[number % len(clips)])
+            number += 1
             took.append(time.monotonic() - began)
 
     async with triton_aio.InferenceServerClient(url) as client:
@@ -53,7 +50,7 @@ async def send(url: str, clips: list[np.ndarray], callers: int, seconds: float) 
     return took
 
 
-def measure(server: Server, clips: list[np.ndarray], callers: int) -> dict[str, float]:
+def measure(server: Server, clips: list[list[Any]], callers: int) -> dict[str, float]:
     """Measure one number of callers; return a row of the table: what callers saw, and what the metrics said."""
     before, began = read_counters(server.metrics_url), time.monotonic()
     took = asyncio.run(send(server.grpc_url, clips, callers, SECONDS))
@@ -87,7 +84,7 @@ def main() -> None:
     """Measure all numbers of callers, write pressure.json and print the table."""
     busy, origin = measure_busy_cores(), raw_file.describe_origin()
     paths = sorted(path for path in (ROOT / "demo" / "clips").iterdir() if path.suffix != ".jsonl")
-    clips = [np.fromfile(path, np.uint8)[None] for path in paths]
+    clips = [make_tensors(file_inputs(path.read_bytes())) for path in paths]
     with Server(ROOT / "model_repository", models=[MODEL], http_port=0, grpc_port=0, metrics_port=0) as server:
         asyncio.run(send(server.grpc_url, clips, 2, WARM_UP_SECONDS))
         rows = [measure(server, clips, callers) for callers in CALLERS]
