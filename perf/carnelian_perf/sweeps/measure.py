@@ -212,7 +212,7 @@ def _write_command(
     memory = [] if cell.shared_memory == "none" else ["--shared-memory", cell.shared_memory]
     return [
         *(str(sweep.program), "-v", "-m", cell.served_model),
-        *("-i", cell.protocol, "-u", str(sweep.target.urls[cell.protocol])),
+        *("-i", cell.protocol, "-u", sweep.target.urls[cell.protocol]),
         *("--input-data", str(data), "-b", str(cell.batch), *memory, *load),
         *("--measurement-mode", "count_windows", "--measurement-request-count", str(grid.requests)),
         *("-s", f"{grid.stability_percent:g}", "-r", str(grid.windows)),

@@ -70,7 +70,7 @@ def _run_alone(grid: Grid, out: Path, retry: bool, program: Path) -> list[Result
             target = stack.enter_context(open_target(grid, scratch))
             versions["tritonserver"] = target.ask(target.client.get_server_metadata).version
             if "http" in grid.protocols:
-                check_http(str(target.urls["http"]))
+                check_http(target.urls["http"])
             _check_same_origin(done.values(), facts, grid)
             sweep = Sweep(grid=grid, out=out, target=target, program=program, scratch=scratch, facts=facts, done=done)
             sweep.models = {model: examine(target, grid, model) for model in dict.fromkeys(c.model for c in examined)}

@@ -25,8 +25,8 @@ class Target:
 
     client: Any
     """The `tritonclient.grpc.InferenceServerClient` of the server."""
-    urls: dict[str, str | None]
-    """Protocol (grpc, http) -> host:port; None if it is not given."""
+    urls: dict[str, str]
+    """Protocol (grpc, http) -> host:port; the grid of a server that already runs may leave http out."""
     pid: int | None
     """Process ID of the server; None if it was not started here."""
 
@@ -72,7 +72,7 @@ def open_target(grid: Grid, scratch: Path) -> Iterator[Target]:
     """Yield the server that the grid names, or start one; networks with random weights are exported to `scratch`."""
     with contextlib.ExitStack() as stack:
         if grid.server is not None:
-            urls, pid = {"grpc": grid.server.grpc, "http": grid.server.http}, None
+            urls, pid = grid.server.model_dump(exclude_none=True), None
         else:
             from carnelian_perf.launch import quiet_server
 
@@ -119,7 +119,7 @@ def examine(target: Target, grid: Grid, model: str) -> Served:
 
     accuracy: dict[str, float] = {}
     if not grid.random_weights:
-        found = measure_accuracy(grid.manifest, target.urls["grpc"] or "", model)
+        found = measure_accuracy(grid.manifest, target.urls["grpc"], model)
         if found.failures:
             raise RuntimeError(
                 f"{model} must transcribe every clip of {grid.manifest}, but failed on {len(found.failures)} "
@@ -151,7 +151,7 @@ def _read_config(target: Target, model: str) -> Any:
 
 
 def _list_models(target: Target) -> str:
-    with CarnelianClient(target.urls["grpc"] or "") as client:
+    with CarnelianClient(target.urls["grpc"]) as client:
         ready = list_ready(client)
     return f"has {ready}" if ready else "has none that is ready, or does not tell"
 
