@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import onnxruntime
 
 from carnelian_serving.backends.model_config import ConfigError, ModelConfig
+from carnelian_serving.backends.onnxruntime.version import parse_version
 
 CUDA_PARAMETERS: Mapping[str, tuple[str, ...]] = {
     "cudnn_conv_algo_search": ("EXHAUSTIVE", "HEURISTIC", "DEFAULT"),
@@ -83,8 +83,7 @@ def prepares_each_shape(version: str) -> bool:
 
     It does since it uses cuDNN's frontend, in 1.20 (microsoft/onnxruntime#23006).
     """
-    found = re.match(r"(\d+)\.(\d+)", version)
-    return found is not None and (int(found[1]), int(found[2])) >= (1, 20)
+    return parse_version(version) >= (1, 20)
 
 
 def gpu_providers(config: ModelConfig, device_id: str, available: Sequence[str]) -> list[Provider]:

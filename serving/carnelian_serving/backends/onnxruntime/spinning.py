@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import onnxruntime
 
+from carnelian_serving.backends.onnxruntime.version import parse_version
+
 SPIN_US = 20
 """How long a thread spins before it sleeps, in microseconds: as long as waking it takes. Most steps of a network come
 sooner after the one before."""
-HAS_LIMIT = tuple(int(part) for part in onnxruntime.__version__.split(".")[:2]) >= (1, 26)
+HAS_LIMIT = parse_version(onnxruntime.__version__) >= (1, 26)
 """Whether ONNX Runtime has `spin_duration_us`; older versions spin for tens of milliseconds, or not at all."""
 
 
