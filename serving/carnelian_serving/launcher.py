@@ -201,7 +201,7 @@ class Server:
             self._triton.spare_loads()
             if not installation.is_native:
                 room_bytes = find_free_bytes() + self.shared_memory_bytes
-                if shortage := describe_shortage(room_bytes, self._triton.num_instances):
+                if shortage := describe_shortage(room_bytes, self._triton.stubs.num_instances):
                     self._triton.log.tell(f"carnelian-serve: {shortage}")
         except BaseException:
             self.stop()
@@ -283,7 +283,7 @@ class Server:
         ends_without = is_on(options.get("--exit-on-error", "true"))
         must_load = ends_without or is_on(options.get("--strict-readiness", "true"))
         while True:
-            crashed = self._triton.crashed_instances()
+            crashed = self._triton.stubs.crashed()
             crashed_at = (crashed_at or time.monotonic()) if crashed else None
             is_ready = self._is_ready()
             if self._triton.poll() is not None:  # then another server answered on the port

@@ -71,10 +71,10 @@ class TritonProcess:
             raise ServerError("the server must be started first")
         return self._started().pid
 
-    @property
-    def num_instances(self) -> int:
-        """The number of Python-based model instances."""
-        return self._stubs.num_instances
+    @cached_property
+    def stubs(self) -> StubWatch:
+        """The processes of its Python-based model instances."""
+        return StubWatch(self._started().pid)
 
     @property
     def was_refused_threads(self) -> bool:
@@ -123,7 +123,7 @@ class TritonProcess:
 
     def spare_loads(self) -> None:
         """Let the server go on from now on where a model that it loads in addition crashes."""
-        self._stubs.spare_loads(
+        self.stubs.spare_loads(
             lambda crash: self.log.tell(
                 f"carnelian-serve: a model that is loaded while others serve must load, but {describe_crash([crash])}; "
                 "the others go on. Until carnelian-serve is started anew, tritonserver might not load any more"
@@ -155,12 +155,12 @@ class TritonProcess:
                 must be.
         """
         while (status := self.poll()) is None:
-            if crashed := self.crashed_instances():
+            if crashed := self.stubs.crashed():
                 raise ServerError(
                     f"every model instance must be alive, but {describe_crash(crashed)}. Triton does not start it "
                     "again; start carnelian-serve anew"
                 )
-            if stopped := self._stubs.stopped(STOPPED_CHECKS):
+            if stopped := self.stubs.stopped(STOPPED_CHECKS):
                 raise ServerError(
                     f"every model instance must be running, but the process of {', '.join(stopped)} stands still, "
                     "as SIGSTOP or a debugger stops it, and its requests fail; start carnelian-serve anew"
@@ -183,10 +183,6 @@ class TritonProcess:
         finally:
             self.log.close()
             self.regions.remove()
-
-    def crashed_instances(self) -> list[Crash]:
-        """Return the instances that were seen crashed in two looks."""
-        return self._stubs.crashed()
 
     def last_lines(self) -> list[str]:
         """Return the last ten lines of the log, without those that say nothing."""
@@ -217,7 +213,7 @@ class TritonProcess:
     def _end(self, process: subprocess.Popen[str], exit_timeout_s: float) -> None:
         try:
             # Triton would wait for a crashed or stopped instance, in vain, for as long as it may.
-            is_lost = bool(self._stubs.crashed_by_now() or self._stubs.stopped(STOPPED_CHECKS))
+            is_lost = bool(self.stubs.crashed_by_now() or self.stubs.stopped(STOPPED_CHECKS))
             timeout_s = 0.0 if is_lost else exit_timeout_s + EXIT_MARGIN_S
             process.terminate()
             if not has_ended(process, timeout_s) and not is_lost:
@@ -235,10 +231,6 @@ class TritonProcess:
                     os.killpg(process.pid, signal.SIGKILL)
                     time.sleep(0.01)
             self._is_over = True  # only now, so that a second call goes on if this one is interrupted
-
-    @cached_property
-    def _stubs(self) -> StubWatch:
-        return StubWatch(self._started().pid)
 
     def _started(self) -> subprocess.Popen[str]:
         if self._process is None:

@@ -79,10 +79,10 @@ def test_a_model_that_crashes_as_it_is_added_leaves_the_others_serving(
         added.rename(cut_repository / "added")
         if name == "model.py":
             wait_until(lambda: process_name in stubs_of(server))
-        assert server._triton.crashed_instances() == []
+        assert server._triton.stubs.crashed() == []
         crash.touch()
-        wait_until(lambda: server._triton.crashed_instances() or any("while others serve" in line for line in log))
-        assert [server._triton.crashed_instances() for _ in range(2)] == [[], []]
+        wait_until(lambda: server._triton.stubs.crashed() or any("while others serve" in line for line in log))
+        assert [server._triton.stubs.crashed() for _ in range(2)] == [[], []]
         [warning] = [line for line in log if "a model that is loaded while others serve" in line]
         assert re.search(rf"the process of {process_name} \(SIGSEGV\) has crashed; the others go on", warning)
         stubs_of(server)["cut_0_0"].send_signal(signal.SIGSEGV)
@@ -104,12 +104,12 @@ def test_a_model_that_crashes_as_it_is_loaded_anew_goes_on_serving(
         pool.submit(load, server, "added")  # which gets no answer
         wait_until(lambda: "added" in stubs_of(server))
         if is_seen:
-            server._triton.crashed_instances()
+            server._triton.stubs.crashed()
         crash.touch()
         children = psutil.Process(server.pid).children
         wait_until(lambda: any(child.status() == psutil.STATUS_ZOMBIE for child in children()))
-        wait_until(lambda: server._triton.crashed_instances() or any("while others serve" in line for line in log))
-        assert [server._triton.crashed_instances() for _ in range(2)] == [[], []]
+        wait_until(lambda: server._triton.stubs.crashed() or any("while others serve" in line for line in log))
+        assert [server._triton.stubs.crashed() for _ in range(2)] == [[], []]
         [warning] = [line for line in log if "a model that is loaded while others serve" in line]
         assert f"the process of {process_name} (SIGSEGV) has crashed; the others go on" in warning
         urllib.request.urlopen(f"http://{server.http_url}/v2/models/added/versions/1/ready", timeout=60).close()
@@ -124,11 +124,11 @@ def test_a_crashed_instance_of_a_model_that_was_added_ends_the_server(
     with make_server(cut_repository, triton_options=options) as server:
         load(server, "added")
         if is_seen:
-            server._triton.crashed_instances()
+            server._triton.stubs.crashed()
         stub = stubs_of(server)["added_0_0"]
         stub.send_signal(signal.SIGSEGV)
         wait_until(lambda: stub.status() == psutil.STATUS_ZOMBIE)
-        wait_until(server._triton.crashed_instances)
+        wait_until(server._triton.stubs.crashed)
         name = "added_0_0" if is_seen else "an unnamed model"
         with pytest.raises(ServerError, match=rf"the process of {name} \(SIGSEGV\) has crashed"):
             server.wait()
