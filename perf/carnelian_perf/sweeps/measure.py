@@ -41,6 +41,25 @@ class Sweep:
     """(model, duration) -> the transcript of each clip when it is sent alone."""
 
 
+@dataclass(kw_only=True)
+class _Attempt:
+    """What one attempt at a cell gives, as far as it gets."""
+
+    command: list[str] = field(default_factory=list)
+    rate_per_s: float | None = None
+    report: perf_analyzer.Report | None = None
+    reason: str | None = None
+    """Why there is no report."""
+    batches: dict[str, dict[int, int]] = field(default_factory=dict)
+    server_cpu_s: float = 0.0
+    """Of a server that was started here."""
+
+    def cpu_ms_per_clip(self) -> float | None:
+        """Return the milliseconds of CPU per clip; None if the clips were not counted."""
+        clips = sum(size * count for size, count in self.batches.get("acoustic", {}).items())
+        return round(1e3 * self.server_cpu_s / clips, 3) if clips else None
+
+
 def measure(sweep: Sweep, cell: Cell) -> Result:
     """Measure a cell; a failure is recorded as its result, unless the server is gone.
 
@@ -48,62 +67,34 @@ def measure(sweep: Sweep, cell: Cell) -> Result:
         RuntimeError: The server is gone, serves another model, or no longer transcribes.
     """
     grid, served = sweep.grid, sweep.models[cell.model]
-    is_random = grid.models[cell.model].random_weights is not None
-    most_cer = rounding_cer(cell.precision, sweep.facts["machine"]["accelerator"]) if is_random else 0.0
     folder = sweep.out / cell.name
     _empty(folder)
     sweep.target.ask(sweep.target.client.is_server_ready)
-    command: list[str] = []
-    report, reason = None, None
-    batches: dict[str, dict[int, int]] = {}
-    rate_per_s: float | None = None
-    server_cpu_s = 0.0
-    one_server: bool = sweep.facts["one_server"]
     busy = measure_busy_cores(0.5)
-    try:
-        cuts = _cut(sweep, cell.duration_s)
-        expected = expect(sweep, cell)
-        check_answers(sweep.target.client, cell, cuts, expected, most_cer)
-        rate_per_s = find_rate(grid, sweep.done, cell)
-        command = _write_command(sweep, cell, cuts, None if most_cer else expected, rate_per_s)
-        before = _count(sweep, cell)
-        cpu_s = _read_cpu_s(sweep)
-        report = perf_analyzer.run(command, folder, grid.timeout_s)
-        server_cpu_s = _read_cpu_s(sweep) - cpu_s  # before the statistics, which take a while to settle
-        after = _count(sweep, cell)
-        check_answers(sweep.target.client, cell, cuts, expected, most_cer)
-        counted = {stage: after[stage].since(before[stage]).batches for stage in before}
-        if one_server:
-            _check_counted(sweep, cell, report, counted["acoustic"])
-            batches = counted
-    except (CellError, LoadError, perf_analyzer.PerfAnalyzerError) as error:
-        report, reason = None, str(error)
-    if report is not None and not one_server:
-        report = replace(report, stages=None)
-    clips = sum(size * count for size, count in batches.get("acoustic", {}).items())
+    found = _run_once(sweep, cell, folder)
     result = Result(
         cell=cell,
-        rate_per_s=rate_per_s,
+        rate_per_s=found.rate_per_s,
         least_requests=grid.requests,
         stability_percent=grid.stability_percent,
-        status="failed" if report is None else report.status,
-        reason=reason,
-        report=report,
+        status=found.report.status if found.report else "failed",
+        reason=found.reason,
+        report=found.report,
         date=raw_file.utc_now(),
-        command=shlex.join(["perf_analyzer", *command[1:]]) if command else "",
+        command=shlex.join(["perf_analyzer", *found.command[1:]]) if found.command else "",
         backend=served.backend,
         configuration=served.configuration,
         accuracy=served.accuracy,
         speech=raw_file.Speech(manifest=str(grid.manifest), format=_file_format(grid), clips=grid.clips),
         others_busy_cores=busy,
-        batches=batches,
-        cpu_ms_per_clip=round(1e3 * server_cpu_s / clips, 3) if clips and sweep.target.pid else None,
+        batches=found.batches,
+        cpu_ms_per_clip=found.cpu_ms_per_clip() if sweep.target.pid else None,
         **sweep.facts,
     )
     try:
         configuration = digest(sweep.target, (*served.stages, cell.model))
     except RuntimeError:  # the server has ended since
-        if report is not None:
+        if found.report is not None:
             result.write(folder / RESULT)
         raise
     if configuration != served.configuration:
@@ -112,9 +103,37 @@ def measure(sweep: Sweep, cell: Cell) -> Result:
             f"since {cell.name}; name another folder (--out) for that"
         )
     result.write(folder / RESULT)
-    if reason is not None:
-        _check_transcribes(sweep, cell, reason)
+    if found.reason is not None:
+        _check_transcribes(sweep, cell, found.reason)
     return result
+
+
+def _run_once(sweep: Sweep, cell: Cell, folder: Path) -> _Attempt:
+    """Run perf_analyzer in the cell's folder, and check transcripts before and after."""
+    is_random = sweep.grid.models[cell.model].random_weights is not None
+    most_cer = rounding_cer(cell.precision, sweep.facts["machine"]["accelerator"]) if is_random else 0.0
+    found = _Attempt()
+    try:
+        cuts = _cut(sweep, cell.duration_s)
+        expected = expect(sweep, cell)
+        check_answers(sweep.target.client, cell, cuts, expected, most_cer)
+        found.rate_per_s = find_rate(sweep.grid, sweep.done, cell)
+        found.command = _write_command(sweep, cell, cuts, None if most_cer else expected, found.rate_per_s)
+        before = _count(sweep, cell)
+        cpu_s = _read_cpu_s(sweep)
+        report = perf_analyzer.run(found.command, folder, sweep.grid.timeout_s)
+        found.server_cpu_s = _read_cpu_s(sweep) - cpu_s  # before the statistics, which take a while to settle
+        after = _count(sweep, cell)
+        check_answers(sweep.target.client, cell, cuts, expected, most_cer)
+        counted = {stage: after[stage].since(before[stage]).batches for stage in before}
+        if sweep.facts["one_server"]:
+            _check_counted(sweep, cell, report, counted["acoustic"])
+            found.report, found.batches = report, counted
+        else:
+            found.report = replace(report, stages=None)
+    except (CellError, LoadError, perf_analyzer.PerfAnalyzerError) as error:
+        found.reason = str(error)
+    return found
 
 
 def _check_transcribes(sweep: Sweep, cell: Cell, reason: str) -> None:
