@@ -179,16 +179,13 @@ def transcribe(
         clips, num_there = [Clip(name, {}) for name in names], 0
         deliver = functools.partial(print_transcript, kind=kinds[0], with_name=len(names) > 1 or files_from is not None)
         prepare_stdout(kinds[0])
-    run = Run(clips, 1 if is_long else concurrency)
-    go_on = "; the same command with --existing skip goes on" if out is not None and existing != "replace" else ""
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC would write its own lines beside our messages
+    can_go_on = out is not None and existing != "replace"
+    run = Run(clips, 1 if is_long else concurrency, num_there=num_there, can_go_on=can_go_on)
     try:
         check_longest_piece(longest_piece_s)
         check_pause(pause_s)
         check_interim(interim_s or None)
-        is_encrypted = tls or ca_path or cert_path or key_path
-        encryption = TLS(ca_path=ca_path, cert_path=cert_path, key_path=key_path) if is_encrypted else None
-        client = _connect(url, model, timeout_s, attempts, encryption)
+        client = _connect(url, model, timeout_s, attempts, tls, ca_path=ca_path, cert_path=cert_path, key_path=key_path)
     except (ValueError, OSError) as error:
         raise typer.BadParameter(_in_options(str(error), context)) from error
     has_failed = False
@@ -213,13 +210,10 @@ def transcribe(
                 _tell(failure.translate(CONTROLS))
     except KeyboardInterrupt:
         if len(clips) > 1:
-            _tell(f"interrupted: {run.num_done} done, {run.num_failed} failed, {run.num_left} not tried{go_on}")
+            _tell(run.describe_interruption())
         raise
-    if run.why_stopped and run.num_left:
-        are_left = "1 file was" if run.num_left == 1 else f"{run.num_left} files were"
-        _tell(f"stopped: {run.why_stopped}; {are_left} not tried{go_on}")
-    if num_there:
-        _tell(f"{num_there} of {num_there + len(clips)} files were transcribed already")
+    for message in run.sum_up():
+        _tell(message)
     if has_failed:
         if out is None:
             drop_unprinted(sys.stdout)
@@ -271,10 +265,14 @@ def _check(given: set[str], files: list[str], kinds: tuple[str, ...], decoding: 
         raise typer.BadParameter("the standard output must be open, but it is closed; open it, or use --out")
 
 
-def _connect(url: str, model: str, timeout_s: float, attempts: int, tls: TLS | None) -> CarnelianClient:
-    """Return a client with the key of the environment; tell if others can read that."""
+def _connect(
+    url: str, model: str, timeout_s: float, attempts: int, is_encrypted: bool, **pem_paths: Path | None
+) -> CarnelianClient:
+    """Return a client with the key of the environment; tell if others can read that. A PEM file encrypts too."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC would write its own lines beside our messages
     api_key = os.environ.get(API_KEY_VARIABLE) or None
     retry = RetryPolicy(num_attempts=attempts)
+    tls = TLS(**pem_paths) if is_encrypted or any(pem_paths.values()) else None
     with _interrupted_later():
         client = CarnelianClient(url, model=model, timeout_s=timeout_s, retry=retry, tls=tls, api_key=api_key)
     if api_key and not (tls or OWN_ADDRESS.fullmatch(url)):

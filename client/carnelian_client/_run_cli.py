@@ -30,21 +30,39 @@ class Run:
         clips: What to transcribe.
         concurrency: How many may be in flight at a time. One break of a connection may cost all of them, so the run
             is stopped only if more than that in a row get no answer.
+        num_there: How many files besides were transcribed by an earlier run.
+        can_go_on: Whether a later run can leave out what this one has done.
     """
 
-    def __init__(self, clips: list[Clip], concurrency: int) -> None:
+    def __init__(self, clips: list[Clip], concurrency: int, *, num_there: int = 0, can_go_on: bool = False) -> None:
         self._clips = clips
         self._concurrency = concurrency
+        self._num_there = num_there
+        self._advice = "; the same command with --existing skip goes on" if can_go_on else ""
         self._num_unanswered = 0
-        self.num_done = 0
-        self.num_failed = 0
+        self._num_done = 0
+        self._num_failed = 0
         self.why_stopped = ""
         """Why it was stopped, if it was."""
 
     @property
-    def num_left(self) -> int:
+    def _num_left(self) -> int:
         """How many clips are neither done nor reported as failed."""
-        return len(self._clips) - self.num_done - self.num_failed
+        return len(self._clips) - self._num_done - self._num_failed
+
+    def describe_interruption(self) -> str:
+        """Say how far the run got."""
+        return (
+            f"interrupted: {self._num_done} done, {self._num_failed} failed, {self._num_left} not tried{self._advice}"
+        )
+
+    def sum_up(self) -> Iterator[str]:
+        """Yield what is to be said at the end: what was not tried, and what was there before."""
+        if self.why_stopped and self._num_left:
+            are_left = "1 file was" if self._num_left == 1 else f"{self._num_left} files were"
+            yield f"stopped: {self.why_stopped}; {are_left} not tried{self._advice}"
+        if self._num_there:
+            yield f"{self._num_there} of {self._num_there + len(self._clips)} files were transcribed already"
 
     def files(self) -> Iterator[str]:
         """Yield the names of the clips, as long as there is any use in it."""
@@ -65,10 +83,10 @@ class Run:
         for clip, outcome in zip(self._clips, outcomes, strict=False):  # there are fewer outcomes after a stop
             error = outcome if isinstance(outcome, Exception) else _undelivered(outcome, clip, deliver)
             if error is None:
-                self.num_done += 1
+                self._num_done += 1
                 self._num_unanswered = 0
             elif not self.why_stopped:
-                self.num_failed += 1
+                self._num_failed += 1
                 yield name_once(clip.file, error)
                 self.why_stopped = self._why_stop(error)
 
