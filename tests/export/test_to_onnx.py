@@ -16,7 +16,7 @@ from carnelian_export.graph.gaps import LOUDEST
 from carnelian_export.graph.shaped import export_shaped
 from carnelian_export.graph.stepped import export_stepped
 from carnelian_export.graph.time_axis import Spacing, find_spacing, line_up
-from carnelian_export.graph.to_onnx import INPUTS, OPSET, OUTPUTS, export_padded, export_ragged
+from carnelian_export.graph.to_onnx import INPUTS, OPSET, OUTPUTS, export_ragged
 from carnelian_export.parity import ParityError, check_parity, run, score
 from carnelian_training.checkpoint import build_model, load_model
 from carnelian_training.models.blocks import StageConfig
@@ -57,9 +57,7 @@ def test_the_graph_suits_onnxruntime_1_19(network):
     assert [tensor.name for tensor in model.graph.output] == list(OUTPUTS)
 
 
-@pytest.mark.parametrize(
-    "form", [export_ragged, export_padded, lambda network: export_shaped(network, torch.float32, 160)]
-)
+@pytest.mark.parametrize("form", [export_ragged, lambda network: export_shaped(network, torch.float32, 160)])
 def test_outputs_declare_the_dimensions_of_the_configuration(form, network, config, open_session):
     # Triton's ONNX Runtime backend compares them all, and -1 is not 29.
     outputs = open_session(form(network)).get_outputs()
@@ -202,17 +200,6 @@ def test_published_weights_are_stored_as_float16_and_exact(checkpoint, optimise)
 def test_weights_that_float16_would_change_stay_float32(network):
     weights = [t for t in export_ragged(network).graph.initializer if len(t.dims) == 4]
     assert {tensor.data_type for tensor in weights} == {onnx.TensorProto.FLOAT}
-
-
-def test_the_padded_form_says_the_same(network, session, clips, frames, open_session):
-    padded = open_session(export_padded(network))
-    batch = np.stack([np.pad(clip, ((0, 0), (0, 200 - clip.shape[1]))) for clip in clips])
-    lengths = np.array(frames, np.int32)[:, None]
-    log_probs, ends = padded.run(list(OUTPUTS), {"FEATURES": batch, "FEATURE_LENGTH": lengths})
-    expected, expected_ends = run(session, clips, frames)
-    np.testing.assert_array_equal(ends, expected_ends)
-    for row, end in enumerate(ends[:, 0]):
-        np.testing.assert_allclose(log_probs[row, :end], expected[row, :end], atol=TOLERANCE)
 
 
 @pytest.mark.parametrize("fixture", ["network", "jasper"])

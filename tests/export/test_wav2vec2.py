@@ -14,7 +14,7 @@ from carnelian_export import acoustic
 from carnelian_export.cli import main
 from carnelian_export.graph.frame_scales import quantise_products
 from carnelian_export.graph.quantise import quantise
-from carnelian_export.graph.to_onnx import INPUTS, OUTPUTS, export_padded, export_ragged
+from carnelian_export.graph.to_onnx import INPUTS, export_ragged
 from carnelian_export.model_configs import read_config
 from carnelian_export.parity import MEAN_DISTANCE, TOLERANCES, run, score
 from carnelian_export.repository import write_model
@@ -144,18 +144,6 @@ def test_rows_without_samples_pass(exported):
     log_probs, lengths = run(exported[1], [np.zeros(0, np.float32)] * 2, [0, 0])
     assert log_probs.shape[0] == 2
     assert not lengths.any()
-
-
-def test_the_padded_form_says_the_same(exported, clips, open_session):
-    network, session = exported
-    padded = open_session(export_padded(network))
-    batch = np.stack([np.pad(clip, (0, 8000 - len(clip))) for clip in clips])[:, None]
-    lengths = np.array(SAMPLES, np.int32)[:, None]
-    log_probs, ends = padded.run(list(OUTPUTS), {"FEATURES": batch, "FEATURE_LENGTH": lengths})
-    expected, expected_ends = run(session, clips, SAMPLES)
-    np.testing.assert_array_equal(ends, expected_ends)
-    for row, end in enumerate(ends[:, 0]):
-        np.testing.assert_allclose(log_probs[row, :end], expected[row, :end], atol=TOLERANCE)
 
 
 def test_the_folders_hold_a_waveform_model(tmp_path):

@@ -3,9 +3,9 @@ from typing import Any
 
 import onnx
 import pytest
-from carnelian_export.graph.to_onnx import export_padded
 from carnelian_perf.raw_file import Traffic
 from carnelian_perf.traffic.batching_results import Measurement, Run
+from carnelian_perf.traffic.graph import build_padded
 from carnelian_training.checkpoint import load_model
 from tritonclient import grpc
 
@@ -20,7 +20,7 @@ def repository(shipped: Path) -> Path:
 @pytest.fixture(scope="session")
 def padded() -> onnx.ModelProto:
     """The demo model's network for padded batches."""
-    return export_padded(load_model(ROOT / "demo" / "quartznet_demo.pt")[1])
+    return build_padded(*load_model(ROOT / "demo" / "quartznet_demo.pt"))
 
 
 def make_run(candidate: str, delay_ms: float, round_number: int, wall_s: float) -> Run:

@@ -146,23 +146,6 @@ class PlainPositions(nn.Module):
         return self.positions.convolve(x.to(self.weight.dtype), self.weight).to(x.dtype)
 
 
-class PaddedAcoustic(nn.Module):
-    """A network for batches that are padded already; buckets and static batches are measured with it."""
-
-    def __init__(self, network: CtcNetwork) -> None:
-        super().__init__()
-        self.network = network
-
-    def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Score `features` [rows, num_mels, frames] float32 of `lengths` [rows, 1] int32.
-
-        Returns:
-            LOG_PROBS [rows, frames', labels] float32 and LOG_PROB_LENGTH [rows, 1] int32.
-        """
-        log_probs, log_prob_lengths = self.network(features, lengths[:, 0].long())
-        return log_probs, log_prob_lengths[:, None].int()
-
-
 def export_ragged(network: CtcNetwork, dtype: torch.dtype = torch.float32) -> onnx.ModelProto:
     """Export the graph of the `<model>_acoustic` stage, with :data:`INPUTS` and :data:`OUTPUTS`.
 
@@ -192,15 +175,6 @@ def trace_ragged(module: nn.Module, shape: tuple[int, ...]) -> onnx.ModelProto:
 def trace_waveforms(network: Wav2Vec2) -> onnx.ModelProto:
     """Trace the graph of wav2vec 2.0 with :data:`INPUTS`."""
     return trace_ragged(RaggedWaveforms(network), (40 * network.config.stride,))
-
-
-def export_padded(network: CtcNetwork) -> onnx.ModelProto:
-    """Export a network for padded batches, with FEATURES [rows, num_mels, frames] and FEATURE_LENGTH [rows, 1]."""
-    features = torch.zeros(2, network.config.feature_channels, 64)
-    lengths = torch.tensor([[40], [64]], dtype=torch.int32)
-    graph = trace(PaddedAcoustic(network), {"FEATURES": features, "FEATURE_LENGTH": lengths})
-    store_as_float16(graph.graph)
-    return graph
 
 
 def trace(module: nn.Module, inputs: dict[str, Tensor]) -> onnx.ModelProto:

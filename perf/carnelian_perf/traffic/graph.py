@@ -5,10 +5,12 @@ pads ragged batches, and any of them with one more output, the number of frames 
 """
 
 import onnx
-from carnelian_export.graph.to_onnx import export_padded
+import torch
+from carnelian_export.graph.to_onnx import store_as_float16, trace
 from carnelian_training.config import Config
 from carnelian_training.models.network import CtcNetwork, StackNetwork
 from onnx import TensorProto, compose, helper, parser
+from torch import Tensor, nn
 
 from carnelian_perf.clips import HOP_SAMPLES
 from carnelian_perf.traffic.loops import PROCESSED_FRAMES
@@ -46,8 +48,29 @@ unflatten (float[total] FEATURES, int32[rows, 2] FEATURES_SHAPE) => (float[rows,
 """
 
 
+class _Padded(nn.Module):
+    """A network for batches that are padded already."""
+
+    def __init__(self, network: StackNetwork) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Score `features` [rows, num_mels, frames] float32 of `lengths` [rows, 1] int32.
+
+        Returns:
+            LOG_PROBS [rows, frames', labels] float32 and LOG_PROB_LENGTH [rows, 1] int32.
+        """
+        log_probs, log_prob_lengths = self.network(features, lengths[:, 0].long())
+        return log_probs, log_prob_lengths[:, None].int()
+
+
 def build_padded(config: Config, network: CtcNetwork) -> onnx.ModelProto:
     """Export the network for batches that are padded before it.
+
+    Returns:
+        The graph with the inputs FEATURES [rows, num_mels, frames] and FEATURE_LENGTH [rows, 1], and the outputs of
+        the `<model>_acoustic` stage.
 
     Raises:
         ValueError: The network has no features of 10 ms, in which clips and padding are counted.
@@ -57,7 +80,11 @@ def build_padded(config: Config, network: CtcNetwork) -> onnx.ModelProto:
             f"the model must be a Jasper or QuartzNet with features every {HOP_SAMPLES} samples, in which clips and "
             f"padding are counted, but is a {config.model.name} with {config.features.hop_samples}"
         )
-    return export_padded(network)
+    features = torch.zeros(2, network.config.num_mels, 64)
+    lengths = torch.tensor([[40], [64]], dtype=torch.int32)
+    graph = trace(_Padded(network), {"FEATURES": features, "FEATURE_LENGTH": lengths})
+    store_as_float16(graph.graph)
+    return graph
 
 
 def pad_inside(padded: onnx.ModelProto) -> onnx.ModelProto:

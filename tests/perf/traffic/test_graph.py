@@ -61,6 +61,13 @@ def test_the_three_graphs_agree(repository, padded, padded_feeds, ragged_feeds):
             )
 
 
+def test_outputs_of_the_padded_graph_declare_the_dimensions_of_the_configuration(padded):
+    # Triton's ONNX Runtime backend compares them all, and -1 is not 29.
+    outputs = onnxruntime.InferenceSession(padded.SerializeToString()).get_outputs()
+    shapes = [[size if isinstance(size, int) else -1 for size in tensor.shape] for tensor in outputs]
+    assert shapes == [[-1, -1, 29], [-1, 1]]
+
+
 def test_counts_the_frames_of_a_padded_batch(padded, padded_feeds, ragged_feeds):
     for model, feeds in ((padded, padded_feeds), (pad_inside(padded), ragged_feeds)):
         frames = run(count_frames(model), feeds)[PROCESSED_FRAMES]
