@@ -221,6 +221,16 @@ def test_equal_records_give_an_equal_picture(tmp_path, call, write_rows):
     assert "best WER 50.0%, CER 20.0% at step 2" in (tmp_path / "a.svg").read_text()
 
 
+def test_several_runs_are_named_by_their_folders_wherever_one_is(tmp_path, monkeypatch, write_rows):
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        write_rows(tmp_path / name / "metrics.jsonl", [{"step": step, "loss": 2.0} for step in (1, 2)])
+    monkeypatch.chdir(tmp_path / "one")
+    draw([Path("metrics.jsonl"), Path("../two/metrics.jsonl")], Path("curves.svg"))
+    picture = Path("curves.svg").read_text()
+    assert all(f"<!-- {name} -->" in picture for name in ("one", "two"))
+
+
 def test_the_picture_names_the_evaluation_that_training_kept(tmp_path, write_rows):
     def picture(*evaluations):
         records = [{"step": step, **record} for step, record in enumerate(evaluations)]
