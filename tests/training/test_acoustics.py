@@ -19,6 +19,7 @@ from carnelian_training.data.acoustics import (
     Disturbance,
     Sounds,
     disturb,
+    find_sounds,
     read_noise,
     read_room,
     to_mono_16khz,
@@ -234,6 +235,27 @@ def test_a_folder_without_sounds_is_refused(tmp_path):
     config = AugmentConfig(noise=NoiseConfig(path=tmp_path))
     with pytest.raises(ConfigError, match="must hold sound files"):
         Sounds.find(config)
+
+
+def test_links_to_folders_are_followed_once_and_in_one_order(tmp_path, monkeypatch):
+    """A corpus is linked to rather than copied, and links may lead in a circle."""
+    corpus, noise = tmp_path / "corpus", tmp_path / "noise"
+    corpus.mkdir()
+    noise.mkdir()
+    (corpus / "a.wav").touch()
+    (noise / "c.wav").touch()
+    (noise / "circle").symlink_to(noise)
+    for name in ("m", "n"):
+        (noise / name).symlink_to(corpus)
+    walk = os.walk
+
+    def backwards(*arguments, **options):
+        for place, folders, names in walk(*arguments, **options):
+            folders.sort(reverse=True)
+            yield place, folders, names
+
+    monkeypatch.setattr(os, "walk", backwards)
+    assert find_sounds(noise) == (noise / "c.wav", noise / "m" / "a.wav")
 
 
 def test_every_room_is_drawn(tmp_path):

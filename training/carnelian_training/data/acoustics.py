@@ -5,6 +5,7 @@ same length and not shifted in time, so that transcripts and lengths stay right.
 """
 
 import logging
+import os
 import random
 import threading
 from collections.abc import Callable
@@ -196,8 +197,20 @@ def disturb(signal: Signal, room: Signal, noise: Signal, disturbance: Disturbanc
 
 
 def find_sounds(folder: Path) -> tuple[Path, ...]:
-    """List the sound files of a folder, subfolders included, in an order that does not depend on the file system."""
-    return tuple(sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES))
+    """List the sound files of a folder, subfolders included, in an order that does not depend on the file system.
+
+    Links to folders are followed. A folder that is reached in several ways, as by a link back, is searched once.
+    """
+    found: list[Path] = []
+    searched: set[Path] = set()
+    for place, folders, names in os.walk(folder, followlinks=True):
+        if (real := Path(place).resolve()) in searched:
+            folders.clear()
+            continue
+        searched.add(real)
+        folders.sort()  # the first of several ways is taken
+        found += [path for name in names if (path := Path(place, name)).suffix.lower() in SUFFIXES]
+    return tuple(sorted(found))
 
 
 def _find_some(folder: Path) -> tuple[Path, ...]:
