@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import random
 from itertools import islice
 from pathlib import Path
@@ -15,11 +16,12 @@ from carnelian_training.config_errors import ConfigError
 from carnelian_training.config_tree import config_to_dict
 from carnelian_training.data.manifest import Clip, read_manifest
 from carnelian_training.data.plan import Item, crop, trainable
+from carnelian_training.data.span_masks import SpanMaskConfig
 from carnelian_training.distributed import Process
 from carnelian_training.loop import contrastive, finetune
 from carnelian_training.loop.ctc_loss import augmented
 from carnelian_training.loop.metrics import read_metrics
-from carnelian_training.loop.recognition import shares
+from carnelian_training.loop.recognition import Recognition, shares
 from carnelian_training.loop.state import new_state
 from carnelian_training.loop.train import optimise, train
 from carnelian_training.run_config import load_config
@@ -293,6 +295,23 @@ def test_evaluation_draws_nothing_but_negatives(config, changed):
         torch.manual_seed(seed)
         found.append(contrastive.evaluate(model.train(), config, CLIPS, CPU))
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"pretraining": {"negatives": 7}}, {"augment": {"spans": SpanMaskConfig(time_probability=0.6)}}],
+    ids=["negatives", "spans"],
+)
+def test_accuracies_at_other_tasks_do_not_compare(config, changed, caplog, other):
+    """With fewer negatives accuracy is higher, and the weights of an easier task would stay the best for ever."""
+    state = new_state(config, CPU)
+    Recognition(config).prepare(state)
+    state.best_error = 0.1
+    Recognition(config).prepare(state)
+    assert state.best_error == 0.1
+    Recognition(changed(config, **other)).prepare(state)
+    assert state.best_error == math.inf
+    assert "or `augment.spans` or `pretraining.negatives` has changed: the best weights are chosen anew" in caplog.text
 
 
 def test_the_use_of_codes_is_measured_with_the_dropout_that_the_step_has(config, changed):

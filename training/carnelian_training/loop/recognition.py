@@ -51,7 +51,7 @@ class Recognition:
         Sounds.find(config.augment)  # each epoch lists them again; this reports mistakes before anything is written
 
     def prepare(self, state: State) -> None:
-        """Read the manifests; if the dev manifest (:func:`check_dev`) has other clips, forget the best error so far.
+        """Read the manifests; if evaluations will not compare (:func:`digest_of`), forget the best error so far.
 
         Raises:
             ValueError: As :func:`read_training_clips` and :func:`check_dev`, or `data.train` has no clip to train on.
@@ -73,7 +73,10 @@ class Recognition:
             )
         dev = check_dev(self.config, state.process)
         if state.process.leads:
-            state.rate_by(digest_of(dev) if dev else None, "`data.dev` has other clips than before")
+            change = "`data.dev` has other clips than before"
+            if self.config.pretraining is not None:
+                change += ", or `augment.spans` or `pretraining.negatives` has changed"
+            state.rate_by(digest_of(dev, self.config) if dev else None, change)
 
     def shares(self, state: State) -> Iterator[Share]:
         """Yield the share of this process in each step; see :func:`shares`."""
@@ -111,9 +114,14 @@ def _check_paths(config: Config) -> None:
         )
 
 
-def digest_of(clips: Sequence[Clip]) -> str:
-    """Return the SHA-256 digest of clips, as hexadecimal; it depends on names of files, not on their folders."""
+def digest_of(clips: Sequence[Clip], config: Config) -> str:
+    """Return the SHA-256 digest, as hexadecimal, of dev clips and, in pre-training, of what is asked about them.
+
+    It depends on names of files, not on their folders.
+    """
     digest = hashlib.sha256()
+    if config.pretraining is not None:
+        digest.update(repr((config.augment.spans, config.pretraining.negatives)).encode())
     for clip in clips:
         digest.update(repr((clip.audio_filepath.name, clip.offset, clip.duration, clip.text)).encode())
     return digest.hexdigest()
