@@ -140,6 +140,7 @@ def test_an_override_fills_a_section_that_is_empty(config_file):
         ("loop.log_every_steps=0", "`log_every_steps` must be at least 1"),
         ("loop.milestones=[-100, 5]", r"`milestones` must be steps, at least 1, but hold \[-100\]"),
         ("loop.keep_last=0", "`keep_last` must be at least 1"),
+        ("loop={compile: true, recompute: true}", "`compile` must be false with `recompute`, .* choose one"),
         (
             "loop.seed=18446744073709551616",
             r"`seed` must be at least -2\^63 and below 2\^64, but is 18446744073709551616",

@@ -10,7 +10,7 @@ import pytest
 import torch
 from carnelian_training import checkpoint
 from carnelian_training.cli import main
-from carnelian_training.config import ManifestConfig, NoiseConfig, ReverberationConfig
+from carnelian_training.config import ManifestConfig, NoiseConfig, ReverberationConfig, config_from_dict
 from carnelian_training.config_errors import ConfigError
 from carnelian_training.data.manifest import read_manifest, write_manifest
 from carnelian_training.evaluation.evaluate import evaluate
@@ -380,3 +380,14 @@ def test_a_compiled_network_learns_from_few_clips_at_a_time(tiny_config, changed
     train(plain, tmp_path / "plain")
     train(changed(plain, loop={"compile": True}), tmp_path / "compiled")
     assert losses(tmp_path / "compiled") == pytest.approx(losses(tmp_path / "plain"), rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [{"name": "jasper", "stages": [{"filters": 8, "kernel": 3}]}, {"name": "wav2vec2"}],
+    ids=["jasper", "wav2vec2"],
+)
+def test_what_cannot_be_compiled_on_a_cpu_is_refused_before_its_data_is_read(model, tmp_path):
+    config = config_from_dict({"name": "tiny", "model": model, "loop": {"compile": True}}, "here")
+    with pytest.raises(ConfigError, match=rf"`loop\.compile` must be false for {model['name']} on a CPU"):
+        train(config, tmp_path)  # without `data.train`

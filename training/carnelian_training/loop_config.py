@@ -126,7 +126,8 @@ class LoopConfig:
     precision: Literal["fp32", "tf32", "bf16", "fp16"] = "fp32"
     """The precision of matrix products and convolutions; the rest is float32. On devices without tf32, it is fp32."""
     compile: bool = False
-    """Whether `torch.compile` fuses the network; needs a C++ compiler, and Triton on GPUs."""
+    """Whether `torch.compile` fuses the network; needs a C++ compiler, and Triton on GPUs. Not with
+    `recompute`, and on a CPU not for Jasper and wav2vec 2.0."""
     depthwise: Literal["pytorch", "triton"] = "triton"
     """The kernels of depthwise convolutions on a GPU: Carnelian's own in the Triton language
     (`models/depthwise_gpu.py`), or PyTorch's (cuDNN), with which QuartzNet 15x5 trains half as fast on an H100. With
@@ -159,6 +160,11 @@ class LoopConfig:
             raise ValueError(f"`seed` must be at least -2^63 and below 2^64, but is {self.seed}")
         if early := [step for step in self.milestones if step < 1]:
             raise ValueError(f"`milestones` must be steps, at least 1, but hold {early}")
+        if self.compile and self.recompute:
+            raise ValueError(
+                "`compile` must be false with `recompute`, whose blocks `torch.compile` cannot compile, but both are "
+                "true: choose one"
+            )
         check_positive(self, "checkpoint_every_s")
         check_not_negative(self, "max_skipped_steps")
 

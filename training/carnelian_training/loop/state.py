@@ -20,12 +20,15 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from carnelian_training import checkpoint
+from carnelian_training.config_errors import ConfigError
 from carnelian_training.distributed import Process
 from carnelian_training.loop import finetune
 from carnelian_training.loop.ema import Average
 from carnelian_training.loop.optim import build_optimizer
 from carnelian_training.models.blocks import Block
+from carnelian_training.models.jasper import JasperConfig
 from carnelian_training.models.masked import MaskedBatchNorm, use_gpu_kernels
+from carnelian_training.models.wav2vec2_config import Wav2Vec2Config
 from carnelian_training.precision import allow_tf32
 from carnelian_training.run_config import RunConfig
 
@@ -58,7 +61,7 @@ class State:
     best_error: float = math.inf
     """The smallest dev error so far: WER; 1 - accuracy in pre-training; perplexity for a language model."""
     rated_by: str | None = None
-    """The digest of the dev clips or sentences that `best_error` was measured on."""
+    """The digest of what `best_error` was measured on: the dev clips or sentences and, in pre-training, the task."""
     evaluated_step: int = 0
     """The step of the last evaluation."""
     milestones: set[int] = field(default_factory=set)
@@ -202,7 +205,7 @@ def new_state(config: RunConfig, process: Process) -> State:
     """Create the state before the first step, with random weights that are the same in every process.
 
     Raises:
-        ValueError: The device does not support the precision, or the network is far too large.
+        ValueError: The device does not support the precision or compiling the network, or it is far too large.
     """
     precision, device = config.loop.precision, process.device
     if precision == "bf16" and device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
@@ -215,6 +218,11 @@ def new_state(config: RunConfig, process: Process) -> State:
         logger.warning(
             "`loop.precision: bf16` should have a CPU with AVX-512, but this one has AVX2 and emulates it, about ten "
             "times slower than fp32: set `loop.precision=fp32`"
+        )
+    if config.loop.compile and device.type == "cpu" and isinstance(config.model, JasperConfig | Wav2Vec2Config):
+        raise ConfigError(
+            f"`loop.compile` must be false for {config.model.name} on a CPU, where TorchInductor cannot compile it, "
+            "but is true: set `loop.compile=false`"
         )
     checkpoint.check_size(config, f"`model` of {config.name}")
     allow_tf32(precision)
