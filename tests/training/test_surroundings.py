@@ -36,6 +36,16 @@ def test_the_command_makes_what_training_reads_and_the_seed_decides(make, tmp_pa
         assert all(np.isfinite(sound).all() and np.abs(sound).max() > 0.4 for sound in one)
 
 
+def test_sounds_that_a_killed_command_had_half_written_go(make, tmp_path):
+    (tmp_path / "noise").mkdir()
+    partial, others = f".{'0a' * 8}.0002.wav", "._0000.wav"  # as macOS writes beside each file
+    for name in (partial, others):
+        (tmp_path / "noise" / name).write_bytes(b"half")
+    made = [f"{number:04d}.wav" for number in range(4)]
+    assert [path.name for path in make(tmp_path, 1).noises] == made
+    assert sorted(path.name for path in (tmp_path / "noise").iterdir()) == [others, *made]
+
+
 def test_a_room_has_its_direct_sound_first_and_decays(make, tmp_path):
     for path in make(tmp_path, 1).rooms:
         response = read_room(path)

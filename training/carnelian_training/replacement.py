@@ -63,6 +63,16 @@ def replaced(path: Path) -> Iterator[Path]:
             partial.unlink(missing_ok=True)
 
 
+def remove_partials(folder: Path, *patterns: str) -> None:
+    """Remove what killed processes left of files that they replaced, whose names match a pattern of `glob`.
+
+    No other process may write such files there meanwhile.
+    """
+    for pattern in patterns:
+        for partial in folder.glob(f".{'[0-9a-f]' * 16}.{pattern}"):
+            partial.unlink(missing_ok=True)
+
+
 def write_text(path: Path, text: str) -> None:
     """Write a file of text in UTF-8; see :func:`replaced`."""
     with replaced(path) as partial:

@@ -107,6 +107,11 @@ def test_what_a_killed_run_had_half_written_goes(state, config, tmp_path, write_
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*others, "tiny-00000002.pt"])
 
 
+def test_a_run_that_was_killed_in_its_first_checkpoint_begins_again(state, config, tmp_path):
+    (tmp_path / f".{'0a' * 8}.tiny-00000001.pt").write_bytes(b"half")
+    assert newest(tmp_path, config) is None
+
+
 @pytest.mark.parametrize("num_bytes", [10_000, 300_000])
 def test_a_disk_without_room_is_named_and_loses_nothing(config, tmp_path, room, num_bytes):
     path = tmp_path / "x.pt"

@@ -199,18 +199,28 @@ def disturb(signal: Signal, room: Signal, noise: Signal, disturbance: Disturbanc
 def find_sounds(folder: Path) -> tuple[Path, ...]:
     """List the sound files of a folder, subfolders included, in an order that does not depend on the file system.
 
-    Links to folders are followed. A folder that is reached in several ways, as by a link back, is searched once.
+    Links to folders are followed. A folder that is reached in several ways, as by a link back, is searched once. Hidden
+    files are left out: they are partial, or what other systems write beside a sound.
+
+    Raises:
+        OSError: A folder cannot be read. One that is not there, or may not be read, is passed over.
     """
     found: list[Path] = []
     searched: set[Path] = set()
-    for place, folders, names in os.walk(folder, followlinks=True):
+    for place, folders, names in os.walk(folder, onerror=_pass_over, followlinks=True):
         if (real := Path(place).resolve()) in searched:
             folders.clear()
             continue
         searched.add(real)
         folders.sort()  # the first of several ways is taken
-        found += [path for name in names if (path := Path(place, name)).suffix.lower() in SUFFIXES]
+        paths = [Path(place, name) for name in names if not name.startswith(".")]
+        found += [path for path in paths if path.suffix.lower() in SUFFIXES]
     return tuple(sorted(found))
+
+
+def _pass_over(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError | PermissionError):
+        raise error
 
 
 def _find_some(folder: Path) -> tuple[Path, ...]:

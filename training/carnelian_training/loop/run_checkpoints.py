@@ -12,6 +12,7 @@ from carnelian_training import checkpoint
 from carnelian_training.config_errors import ConfigError
 from carnelian_training.config_tree import config_to_dict, flat
 from carnelian_training.loop.state import PARTS, State
+from carnelian_training.replacement import remove_partials
 from carnelian_training.run_config import OF_TRAINING, SIZES_OF_PRETRAINING, RunConfig
 from carnelian_training.weight_files import CheckpointError
 
@@ -51,9 +52,7 @@ def write_checkpoint(state: State, config: RunConfig, directory: Path) -> None:
     for old in until_now[: -config.loop.keep_last]:
         if old not in milestones:
             old.unlink()
-    for suffix in (STEP_SUFFIX, ".pt", ".png"):
-        for partial in directory.glob(f".[0-9a-f]*.{glob.escape(config.name)}{suffix}"):
-            partial.unlink(missing_ok=True)
+    remove_partials(directory, *(f"{glob.escape(config.name)}{suffix}" for suffix in (STEP_SUFFIX, ".pt", ".png")))
 
 
 def resume(state: State, config: RunConfig, directory: Path) -> bool:
@@ -126,7 +125,7 @@ def newest(directory: Path, config: RunConfig) -> tuple[Path, RunConfig, dict[st
             a checkpoint; a new run would overwrite its files.
     """
     saved = checkpoints(directory, config)
-    others = sorted(directory.glob(f"*{STEP_SUFFIX}"))
+    others = sorted(directory.glob(f"[!.]*{STEP_SUFFIX}"))  # a dot begins the partial file of a killed run
     if others and not saved:
         raise ConfigError(
             f"{directory} must be the folder of one run, but {others[-1].name} is not one of `{config.name}`: "

@@ -18,6 +18,7 @@ from carnelian_training.data.defects import SILENT_RMS
 from carnelian_training.data.manifest import Clip
 from carnelian_training.data.sound_file import write_sound
 from carnelian_training.features import SAMPLE_RATE_HZ
+from carnelian_training.replacement import remove_partials
 
 Signal = npt.NDArray[np.float64]
 
@@ -32,6 +33,7 @@ def write_surroundings(directory: Path, seed: int, rooms: int, noises: int, voic
             would read too.
     """
     for folder, count in ((directory / "rooms", rooms), (directory / "noise", noises)):
+        remove_partials(folder, "[0-9]*.wav")
         made = {folder / f"{i:04d}.wav" for i in range(count)}
         others = [path for path in find_sounds(folder) if path not in made]
         if count and others:
