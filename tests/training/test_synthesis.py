@@ -1,4 +1,5 @@
 import errno
+import functools
 import itertools
 import logging
 import math
@@ -74,6 +75,14 @@ def test_labels_are_those_of_what_is_spoken(prose):
     assert sentences[1].labels == (
         "who is there asked the miller nobody answered him mister hill had bought twelve horses"
     )
+
+
+def test_a_program_that_prints_no_text_is_named(monkeypatch):
+    """Rscript says nothing, and ends with status 0, if it cannot write its temporary files."""
+    monkeypatch.setattr(texts, "_run", functools.partial(texts._run, "true"))
+    for read in (texts.read_austen, texts.read_bible):
+        with pytest.raises(RuntimeError, match=r"true must print a text, but printed nothing .* TMPDIR"):
+            list(read())
 
 
 def test_a_sentence_occurs_once_across_texts(tmp_path, prose):

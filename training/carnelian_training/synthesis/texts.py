@@ -137,6 +137,11 @@ def _run(*command: str) -> str:
     # Rscript writes in the encoding of the locale.
     environment = os.environ | {"LC_ALL": "C.UTF-8"}
     done = subprocess.run(command, check=True, capture_output=True, encoding="utf-8", env=environment)
+    if not done.stdout:
+        raise RuntimeError(
+            f"{command[0]} must print a text, but printed nothing and reported no error, as Rscript does when the disk "
+            "of its temporary files is full: make room there, or name another folder in TMPDIR"
+        )
     return done.stdout
 
 
