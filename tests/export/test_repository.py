@@ -25,6 +25,16 @@ def test_a_fresh_repository_gets_all_folders_and_nothing_else(tmp_path, config, 
     assert [p.name for p in (tmp_path / "new").iterdir()] == ["repository"]
 
 
+def test_an_ensemble_comes_after_its_stages(tmp_path, config, network, monkeypatch):
+    """Without them Triton does not start, if the export is killed; and a polling one complains."""
+    come, move = [], Path.rename
+    monkeypatch.setattr(Path, "rename", lambda path, target: come.append(target.name) or move(path, target))
+    write_model(tmp_path / "r", "tiny", config, network)
+    stages = {name for name in come if name not in ("tiny", "tiny_pcm")}
+    assert stages == {"audio_decode", "tiny_acoustic", "tiny_ctc", "tiny_features"}
+    assert set(come[-2:]) == {"tiny", "tiny_pcm"}
+
+
 def test_a_network_in_training_mode_is_refused(tmp_path, config):
     with pytest.raises(ValueError, match=r"must be in evaluation mode, .* call network\.eval\(\)"):
         write_model(tmp_path / "repository", "tiny", config, build_model(config))
