@@ -14,11 +14,9 @@ from typing import Any
 
 import numpy as np
 import onnxruntime
-from carnelian_serving.backends.model_config import read_model_config
-from carnelian_serving.backends.onnxruntime.providers import CUDA_PARAMETERS
-from carnelian_serving.backends.onnxruntime.session_options import SESSION_PARAMETERS, read_session_options
+from carnelian_serving.backends.onnxruntime.spinning import limit_spinning
+from carnelian_serving.backends.threads import count_cores
 from carnelian_serving.launcher import Server
-from google.protobuf import json_format
 from tqdm import tqdm
 from tritonclient import grpc
 
@@ -112,13 +110,13 @@ def measure(plan: Plan) -> Iterator[Measurement]:
 
 def open_session(folder: Path) -> onnxruntime.InferenceSession:
     """Open an acoustic stage's graph in this process, with the options that the server gives it."""
-    message = json_format.MessageToJson(
-        read_config(folder), preserving_proto_field_name=True, always_print_fields_with_no_presence=True
-    )
-    known = (*SESSION_PARAMETERS, *CUDA_PARAMETERS)
-    config = read_model_config(message, folder / "1", known_parameters=known, default_filename="model.onnx")
-    path = config.folder / config.model_filename
-    return onnxruntime.InferenceSession(str(path), read_session_options(config), providers=["CPUExecutionProvider"])
+    parameters = {name: value.string_value for name, value in read_config(folder).parameters.items()}
+    options = onnxruntime.SessionOptions()
+    options.enable_mem_pattern = parameters.get("enable_mem_pattern", "true").lower() not in ("0", "false")
+    options.intra_op_num_threads = int(parameters.get("intra_op_thread_count", 0)) or count_cores()
+    limit_spinning(options)
+    path = folder / "1" / "model.onnx"
+    return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
 
 def build_ways(plan: Plan, client: Any, session: onnxruntime.InferenceSession, duration_s: float) -> dict[str, Way]:
