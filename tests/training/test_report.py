@@ -225,10 +225,11 @@ def test_several_runs_are_named_by_their_folders_wherever_one_is(tmp_path, monke
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
         write_rows(tmp_path / name / "metrics.jsonl", [{"step": step, "loss": 2.0} for step in (1, 2)])
+    (tmp_path / "best").symlink_to("two")
     monkeypatch.chdir(tmp_path / "one")
-    draw([Path("metrics.jsonl"), Path("../two/metrics.jsonl")], Path("curves.svg"))
+    draw([Path(place, "metrics.jsonl") for place in (".", "../two", "../best")], Path("curves.svg"))
     picture = Path("curves.svg").read_text()
-    assert all(f"<!-- {name} -->" in picture for name in ("one", "two"))
+    assert all(f"<!-- {name} -->" in picture for name in ("one", "two", "best"))
 
 
 def test_the_picture_names_the_evaluation_that_training_kept(tmp_path, write_rows):

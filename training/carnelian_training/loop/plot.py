@@ -96,7 +96,7 @@ def _draw_panel(axes: Axes, panel: Panel, records: Mapping[Path, list[dict[str, 
             points = [(record["step"], record[name]) for record in found if name in record]
             if not points:
                 continue
-            words = [label, path.parent.resolve().name if len(records) > 1 else ""]
+            words = [label, path.absolute().parent.name if len(records) > 1 else ""]
             axes.plot(
                 *zip(*points, strict=True),
                 color=f"C{i if len(records) > 1 else j}",
