@@ -185,7 +185,9 @@ def transcribe(
         check_longest_piece(longest_piece_s)
         check_pause(pause_s)
         check_interim(interim_s or None)
-        client = _connect(url, model, timeout_s, attempts, tls, ca_path=ca_path, cert_path=cert_path, key_path=key_path)
+        is_encrypted = tls or ca_path or cert_path or key_path
+        encryption = TLS(ca_path=ca_path, cert_path=cert_path, key_path=key_path) if is_encrypted else None
+        client = _connect(url, model, timeout_s, attempts, encryption)
     except (ValueError, OSError) as error:
         raise typer.BadParameter(_in_options(str(error), context)) from error
     has_failed = False
@@ -265,14 +267,11 @@ def _check(given: set[str], files: list[str], kinds: tuple[str, ...], decoding: 
         raise typer.BadParameter("the standard output must be open, but it is closed; open it, or use --out")
 
 
-def _connect(
-    url: str, model: str, timeout_s: float, attempts: int, is_encrypted: bool, **pem_paths: Path | None
-) -> CarnelianClient:
-    """Return a client with the key of the environment; tell if others can read that. A PEM file encrypts too."""
+def _connect(url: str, model: str, timeout_s: float, attempts: int, tls: TLS | None) -> CarnelianClient:
+    """Return a client with the key of the environment; tell if others can read that."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC would write its own lines beside our messages
     api_key = os.environ.get(API_KEY_VARIABLE) or None
     retry = RetryPolicy(num_attempts=attempts)
-    tls = TLS(**pem_paths) if is_encrypted or any(pem_paths.values()) else None
     with _interrupted_later():
         client = CarnelianClient(url, model=model, timeout_s=timeout_s, retry=retry, tls=tls, api_key=api_key)
     if api_key and not (tls or OWN_ADDRESS.fullmatch(url)):

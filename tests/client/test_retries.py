@@ -87,7 +87,7 @@ def test_no_wait_is_longer_than_the_longest():
     assert 1 <= min(waits_s) < max(waits_s) <= 2
 
 
-def test_grpc_connects_again_while_a_call_is_retried(monkeypatch):
+def test_a_call_is_retried_for_longer_than_grpc_waits_to_connect_again(monkeypatch):
     """Between its attempts gRPC fails every call with the last refusal; not all retries of a call may fall there."""
     connection_ms = 1.2 * dict(_CHANNEL_OPTIONS)["grpc.max_reconnect_backoff_ms"]  # gRPC varies it by a fifth
     monkeypatch.setattr("random.uniform", lambda low, high: low)
@@ -98,7 +98,7 @@ def test_grpc_connects_again_while_a_call_is_retried(monkeypatch):
         for state.attempt_number in range(1, num_attempts):
             waits_s.append(wait(state))
         assert sum(waits_s) == pytest.approx(total_s)
-        assert connection_ms < 1e3 * total_s
+        assert 1e3 * total_s - connection_ms > 1e3 * {5: 0, 20: 36}[num_attempts]  # `--help` promises the 36 s
 
 
 @pytest.mark.parametrize(("wait_s", "is_last"), [(50, False), (70, True)])

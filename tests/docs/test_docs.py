@@ -15,8 +15,8 @@ from carnelian_serving.cli import app as serve
 from carnelian_training.cli import app as train
 
 ROOT = Path(__file__).parents[2]
-LISTING = ["git", "-C", str(ROOT), "ls-files", "*.md"]
-PAGES = [ROOT / name for name in subprocess.run(LISTING, capture_output=True, text=True, check=True).stdout.split()]
+LISTING = ["git", "-C", str(ROOT), "ls-files", "-z", "*.md"]
+PAGES = [ROOT / name for name in subprocess.check_output(LISTING, text=True).split("\0")[:-1]]
 COMMANDS = {
     "carnelian-export": typer.main.get_command(export),
     "carnelian-perf": typer.main.get_command(perf),

@@ -77,7 +77,7 @@ def measure(sweep: Sweep, cell: Cell) -> Result:
         rate_per_s=found.rate_per_s,
         least_requests=grid.requests,
         stability_percent=grid.stability_percent,
-        status=found.report.status if found.report else "failed",
+        status="failed" if found.report is None else found.report.status,
         reason=found.reason,
         report=found.report,
         date=raw_file.utc_now(),

@@ -72,7 +72,9 @@ def open_target(grid: Grid, scratch: Path) -> Iterator[Target]:
     """Yield the server that the grid names, or start one; networks with random weights are exported to `scratch`."""
     with contextlib.ExitStack() as stack:
         if grid.server is not None:
-            urls, pid = grid.server.model_dump(exclude_none=True), None
+            urls, pid = {"grpc": grid.server.grpc}, None
+            if grid.server.http is not None:
+                urls["http"] = grid.server.http
         else:
             from carnelian_perf.launch import quiet_server
 

@@ -1,7 +1,7 @@
 """The plan of an epoch: which clips it has, how each is augmented, and which clips form a step.
 
-Input: clips of a manifest. Output: lists of :class:`Item`, one per step. They depend only on the seed and the epoch, so
-a run can stop after any step and be resumed exactly there.
+Input: clips of a manifest. Output: lists of :class:`Item`, one per step. They depend only on the configuration, the
+clips, the sounds and the epoch, so a run can stop after any step and be resumed exactly there.
 """
 
 import logging
@@ -76,7 +76,8 @@ def trainable(clips: Sequence[Clip], config: Config, manifest: Path) -> list[Cli
 def plan_epoch(clips: Sequence[Clip], config: Config, epoch: int) -> list[list[Item]]:
     """Draw each clip's augmentation, group clips of about equal length up to `data.batch_s`, and shuffle the groups.
 
-    There is one group per step of the optimiser. The plan depends only on the clips, the seed and the epoch.
+    There is one group per step of the optimiser. The plan depends only on the clips, the
+    configuration, the noises and rooms that there are, and the epoch.
 
     Raises:
         ConfigError: A folder of noises or rooms holds no sound file.

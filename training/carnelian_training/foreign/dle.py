@@ -150,8 +150,8 @@ def _features(options: Options, where: str) -> Options:
                 f"{where} must give `{name}`: without it DLE takes {own!r}; supported is {_FEATURES_FIXED[name]!r}"
             )
     dither = single(options.get("dither", DITHER), f"{where}, `dither`")
-    own = {"num_mels": options.get("n_filt", 64), "log_guard": max(dither**2, LOG_GUARD)}
-    return FEATURES | mel_features(options, where) | own
+    ours = {"num_mels": options.get("n_filt", 64), "log_guard": max(dither**2, LOG_GUARD)}
+    return FEATURES | mel_features(options, where) | ours
 
 
 def _blocks(found: dict[str, Tensor], where: str) -> list[Options]:

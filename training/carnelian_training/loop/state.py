@@ -219,6 +219,7 @@ def new_state(config: RunConfig, process: Process) -> State:
             "`loop.precision: bf16` should have a CPU with AVX-512, but this one has AVX2 and emulates it, about ten "
             "times slower than fp32: set `loop.precision=fp32`"
         )
+    # PyTorch 2.13: TorchInductor orders strides, and cannot where these networks' depend on the length of the batch.
     if config.loop.compile and device.type == "cpu" and isinstance(config.model, JasperConfig | Wav2Vec2Config):
         raise ConfigError(
             f"`loop.compile` must be false for {config.model.name} on a CPU, where TorchInductor cannot compile it, "
