@@ -346,7 +346,10 @@ def test_offline_perturbation_loses_no_speeds_of_an_earlier_run(tmp_path):
     assert not (tmp_path / "out" / "1.2").exists()
     (tmp_path / "a.wav").rename(tmp_path / "b.wav")
     write_manifest(tmp_path / "m.jsonl", [Clip(tmp_path / "b.wav", 1.0, "a")])  # clips may be others
+    partial = tmp_path / "out" / "1.1" / f".{'0a' * 8}.0000000-letter.flac"
+    partial.write_bytes(b"half")  # of a run that was killed
     found = read_manifest(perturb(tmp_path / "m.jsonl", tmp_path / "out", [0.9, 1.1, 1.2]))
+    assert not partial.exists()
     assert [clip.extra.get("speed") for clip in found] == [None, 0.9, 1.1, 1.2]
 
 

@@ -16,7 +16,7 @@ from carnelian_training.data.manifest import Clip, read_manifest, write_manifest
 from carnelian_training.data.sound_file import write_sound
 from carnelian_training.features import SAMPLE_RATE_HZ
 from carnelian_training.progress import clip_progress
-from carnelian_training.replacement import check_apart
+from carnelian_training.replacement import check_apart, remove_partials
 
 TASKS_AT_ONCE = 1000
 """The number of clips that wait for a thread; each takes 2.3 kB of memory."""
@@ -48,6 +48,8 @@ def perturb(manifest: Path, directory: Path, speeds: Sequence[float]) -> Path:
     clips = read_manifest(manifest)
     if target.exists():
         _check_keeps(target, speeds)
+    for name in names:
+        remove_partials(directory / name, "*.flac")
     tasks = (
         (clip, _place(directory, speed, number, clip), speed) for speed in speeds for number, clip in enumerate(clips)
     )
