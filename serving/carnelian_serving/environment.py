@@ -22,9 +22,13 @@ FEW_THREADS: Mapping[str, str] = {"OPENBLAS_NUM_THREADS": "1"}
 QUIET: Mapping[str, str] = {"ORT_DISABLE_TELEMETRY": "1"}
 """Otherwise the wheels of ONNX Runtime report to Microsoft, from 1.30 on, and keep a file in HOME for that."""
 
-STUB_PRELUDE = 'cd "$TMPDIR"; unset BASH_ENV\n'
+STUB_PRELUDE = """cd "$TMPDIR"; unset BASH_ENV
+for file in /proc/$$/fd/*; do fd=${file##*/}; [[ -S $file ]] && ((fd > 2)) && exec {fd}>&-; done; unset file fd
+"""
 """What bash runs first, if `BASH_ENV` names a file of it. Triton starts its stubs through bash, and their Python looks
-for modules in the current folder first: it would take a `model.py` there for the backend's."""
+for modules in the current folder first: it would take a `model.py` there for the backend's. The stub of a model that is
+loaded into a running server also gets the server's HTTP connections, which then stay open when the server closes them.
+"""
 
 VERTEX_AI_PREFIX = "AIP_"
 """How the names begin of what Google's Vertex AI sets. By `AIP_MODE` Triton opens a port on every address, whatever

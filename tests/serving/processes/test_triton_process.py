@@ -6,6 +6,7 @@ import os
 import re
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -132,6 +133,17 @@ def test_a_crashed_instance_of_a_model_that_was_added_ends_the_server(
         name = "added_0_0" if is_seen else "an unnamed model"
         with pytest.raises(ServerError, match=rf"the process of {name} \(SIGSEGV\) has crashed"):
             server.wait()
+
+
+def test_a_connection_ends_though_a_model_was_loaded_meanwhile(cut_repository, add_model, make_server):
+    """The process of that model would hold it open."""
+    add_model(cut_repository, "added", PYTHON_CONFIG, {"model.py": IDLE})
+    with make_server(cut_repository, triton_options=["--model-control-mode=explicit", "--load-model=cut"]) as server:
+        host, port = server.http_url.split(":")
+        with socket.create_connection((host, int(port)), timeout=30) as connection, connection.makefile("rb") as answer:
+            load(server, "added")
+            connection.sendall(b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            assert answer.read().startswith(b"HTTP/1.1 200 OK")
 
 
 def load(server: Server, model: str) -> None:
