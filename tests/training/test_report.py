@@ -222,14 +222,14 @@ def test_equal_records_give_an_equal_picture(tmp_path, call, write_rows):
 
 
 def test_several_runs_are_named_by_their_folders_wherever_one_is(tmp_path, monkeypatch, write_rows):
-    for name in ("one", "two"):
-        (tmp_path / name).mkdir()
-        write_rows(tmp_path / name / "metrics.jsonl", [{"step": step, "loss": 2.0} for step in (1, 2)])
-    (tmp_path / "best").symlink_to("two")
-    monkeypatch.chdir(tmp_path / "one")
-    draw([Path(place, "metrics.jsonl") for place in (".", "../two", "../best")], Path("curves.svg"))
+    for place in ("runs", "runs/one", "runs/two"):
+        (tmp_path / place).mkdir()
+        write_rows(tmp_path / place / "metrics.jsonl", [{"step": step, "loss": 2.0} for step in (1, 2)])
+    (tmp_path / "runs" / "best").symlink_to("two")
+    monkeypatch.chdir(tmp_path / "runs" / "one")
+    draw([Path(place, "metrics.jsonl") for place in (".", "../two", "../best", "..")], Path("curves.svg"))
     picture = Path("curves.svg").read_text()
-    assert all(f"<!-- {name} -->" in picture for name in ("one", "two", "best"))
+    assert all(f"<!-- {name} -->" in picture for name in ("one", "two", "best", "runs"))
 
 
 def test_the_picture_names_the_evaluation_that_training_kept(tmp_path, write_rows):

@@ -1,6 +1,7 @@
 """The plot of one or more runs: loss and evaluations over the steps, from `metrics.jsonl`."""
 
 import itertools
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,7 +97,8 @@ def _draw_panel(axes: Axes, panel: Panel, records: Mapping[Path, list[dict[str, 
             points = [(record["step"], record[name]) for record in found if name in record]
             if not points:
                 continue
-            words = [label, path.absolute().parent.name if len(records) > 1 else ""]
+            folder = Path(os.path.abspath(path)).parent.name  # noqa: PTH100  (a link keeps its name)
+            words = [label, folder if len(records) > 1 else ""]
             axes.plot(
                 *zip(*points, strict=True),
                 color=f"C{i if len(records) > 1 else j}",
