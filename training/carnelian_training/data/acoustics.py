@@ -199,8 +199,8 @@ def disturb(signal: Signal, room: Signal, noise: Signal, disturbance: Disturbanc
 def find_sounds(folder: Path) -> tuple[Path, ...]:
     """List the sound files of a folder, subfolders included, in an order that does not depend on the file system.
 
-    Links to folders are followed. A folder that is reached in several ways, as by a link back, is searched once. Hidden
-    files are left out: they are partial, or what other systems write beside a sound.
+    Links to folders are followed. A folder that is reached in several ways, as by a link back, is searched once. What
+    is hidden is left out: it is partial, or what other systems write beside a sound.
 
     Raises:
         OSError: A folder cannot be read. One that is not there, or may not be read, is passed over.
@@ -212,7 +212,7 @@ def find_sounds(folder: Path) -> tuple[Path, ...]:
             folders.clear()
             continue
         searched.add(real)
-        folders.sort()  # the first of several ways is taken
+        folders[:] = sorted(name for name in folders if not name.startswith("."))  # the first of several ways is taken
         paths = [Path(place, name) for name in names if not name.startswith(".")]
         found += [path for path in paths if path.suffix.lower() in SUFFIXES]
     return tuple(sorted(found))

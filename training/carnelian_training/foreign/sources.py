@@ -86,7 +86,7 @@ def _interpret(
         if not (path / "config.json").exists():
             # The folder of a run has its weights beside its configuration.
             of_run = [file for file in sorted(path.glob("*.pt")) if file.with_suffix(".yaml").exists()]
-            if files := sorted(path.glob("*.nemo")) or of_run:
+            if files := sorted(path.glob("[!.]*.nemo")) or of_run:
                 kind = "a run" if files is of_run else "NeMo's"
                 raise CheckpointError(
                     f"{path} must be a Hugging Face folder of transformers, but holds {kind}: "

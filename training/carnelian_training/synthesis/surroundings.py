@@ -33,7 +33,6 @@ def write_surroundings(directory: Path, seed: int, rooms: int, noises: int, voic
             would read too.
     """
     for folder, count in ((directory / "rooms", rooms), (directory / "noise", noises)):
-        remove_partials(folder, "[0-9]*.wav")
         made = {folder / f"{i:04d}.wav" for i in range(count)}
         others = [path for path in find_sounds(folder) if path not in made]
         if count and others:
@@ -41,6 +40,8 @@ def write_surroundings(directory: Path, seed: int, rooms: int, noises: int, voic
                 f"{folder} must hold no other sounds than are made, for training reads all, but has "
                 f"{len(others)}, such as {others[0].name}: delete them, or choose another folder"
             )
+        if count:
+            remove_partials(folder, "[0-9]*.wav")
     rng = np.random.default_rng(seed)
     for i in tqdm(range(rooms), "rooms", disable=None):
         _write(directory / "rooms" / f"{i:04d}.wav", room(rng))
