@@ -74,8 +74,8 @@ def write_model(
             name_cached_engines(configuration, (acoustic / VERSION / "model.onnx").read_bytes())
             (acoustic / "config.pbtxt").write_text(to_text(configuration))
         flush(staged)
-        # Ensembles come after their stages: without these Triton would not start. An `audio_decode` that is there
-        # stays, unless it is tuned.
+        # New ensembles come after their stages: without these Triton would not start. An `audio_decode` that is
+        # there stays, unless it is tuned.
         staged_folders = sorted(staged.iterdir(), key=lambda new: (new.name in (name, f"{name}_pcm"), new.name))
         folders = [new for new in staged_folders if new.name in replaced or not (repository / new.name).exists()]
         warn_of_other_programs(repository, staged, name, keeps_decode=staged / AUDIO_DECODE not in folders)
