@@ -155,6 +155,18 @@ def test_a_clip_of_which_dali_makes_another_error_is_left_out_too(tiny_config, t
     assert [len(batch.skipped) for batch in batches] == [1, 1, 0]
 
 
+def test_a_bad_clip_is_left_out_beside_one_behind_a_tag(tiny_config, tmp_path):
+    """DALI rewrote what looks for the end of a tag while the bad clip was looked for."""
+    good, bad = Item(Clip(tmp_path / "a.mp3", 2.0, "a")), Item(Clip(tmp_path / "a.flac", 2.0, "a"))
+    for path in (good.clip.audio_filepath, bad.clip.audio_filepath):
+        soundfile.write(path, np.random.default_rng(0).uniform(-0.1, 0.1, 32_000), 16_000)
+        data = path.read_bytes()
+        path.write_bytes(b"ID3\4\0\0\0\0\0\0" + data if path.suffix == ".mp3" else data[: len(data) // 2])
+    (batch,) = load([[good, bad]], FeatureSettings(), 1, training=tiny_config)
+    assert batch.items == [good]
+    assert len(batch.skipped) == 1
+
+
 def test_a_file_that_no_memory_holds_is_left_out(tiny_config, tmp_path):
     huge = Item(Clip(tmp_path / "huge.wav", 2.0, "a"))
     huge.clip.audio_filepath.touch()

@@ -124,9 +124,12 @@ def _blame(items: Sequence[Item], failed: dict[Clip, str], error: Exception) -> 
 def _decoding_error(clip: Clip) -> str | None:
     """Return why a clip cannot be decoded, as the message of the file system or of DALI; None if it can."""
 
+    def read() -> list[Encoded]:  # not within `graph`: DALI rewrites what is called there
+        return [encoded(clip)]
+
     @pipeline_def(batch_size=1, num_threads=1, device_id=None, enable_conditionals=True)
     def graph() -> tuple[DataNode, ...]:
-        data = fn.external_source(source=lambda: [encoded(clip)], dtype=types.UINT8, ndim=1)
+        data = fn.external_source(source=read, dtype=types.UINT8, ndim=1)
         return decode(data, float(SAMPLE_RATE_HZ))
 
     try:
