@@ -199,6 +199,12 @@ class _UniqueKeys(yaml.SafeLoader):
             seen.add(key.value)
         return node
 
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        value = super().construct_object(node, deep)
+        if isinstance(value, int):
+            str(value)  # fails for very many digits, which Python refuses to read only in decimal
+        return value
+
 
 def read_grid(path: Path) -> Grid:
     """Read a grid.
