@@ -80,8 +80,8 @@ def find_perf_analyzer() -> Path:
     found = shutil.which("perf_analyzer") or (str(beside) if beside.is_file() else None)
     if found is None:
         raise PerfAnalyzerError(
-            "Triton's perf_analyzer must be on PATH or beside the interpreter, but is not: `make perf-analyzer` (or "
-            "`setup/perf-analyzer BIN`) puts it there; Triton's SDK container has it"
+            "Triton's perf_analyzer must be on PATH or beside the interpreter, but is not: in a clone of Carnelian, "
+            "`make perf-analyzer` (or `setup/perf-analyzer BIN`) puts it there; Triton's SDK container has it"
         )
     return Path(found).absolute()
 
@@ -94,7 +94,9 @@ def find_version(program: Path) -> str:
     """
     result = subprocess.run([program, "--version"], capture_output=True, text=True, check=False)
     if result.returncode:
-        raise PerfAnalyzerError(f"{program} must start, but says: {result.stderr.strip()}; try `make perf-analyzer`")
+        raise PerfAnalyzerError(
+            f"{program} must start, but says: {result.stderr.strip()}; try `make perf-analyzer` in a clone of Carnelian"
+        )
     return (result.stdout or result.stderr).strip().removeprefix("Perf Analyzer Version ")
 
 

@@ -133,8 +133,8 @@ def find_tool(name: str) -> str:
     found = str(beside) if beside.exists() else shutil.which(name)
     if found is None:
         raise FileNotFoundError(
-            f"{name} of KenLM must be beside {sys.executable} or on PATH, but is not: run `make kenlm`, "
-            "or build https://github.com/kpu/kenlm"
+            f"{name} of KenLM must be beside {sys.executable} or on PATH, but is not: run `make kenlm` in a "
+            "clone of Carnelian, or build https://github.com/kpu/kenlm"
         )
     return found
 
