@@ -120,9 +120,11 @@ def torch_threads(count: int) -> Iterator[None]:
 
 def measure_busy_cores(seconds: float = 1.0) -> float:
     """Measure how many cores are busy, to 0.01: by other processes, if nothing of the measurement runs meanwhile."""
+    started_s = time.monotonic()  # by the clock: on a busy machine, a sleep lasts longer than asked for
     before = _busy_jiffies()
     time.sleep(seconds)
-    return round((_busy_jiffies() - before) / _JIFFIES_PER_S / seconds, 2)
+    busy_s = (_busy_jiffies() - before) / _JIFFIES_PER_S
+    return round(busy_s / (time.monotonic() - started_s), 2)
 
 
 def measure_cpu_s(process_group: int) -> float:

@@ -1,9 +1,10 @@
+import os
 import platform
 import subprocess
 import sys
 
 import pytest
-from carnelian_perf.machine import describe_machine, find_commit, find_versions, name_cpu
+from carnelian_perf.machine import describe_machine, find_commit, find_versions, measure_busy_cores, name_cpu
 
 
 @pytest.mark.parametrize(
@@ -55,6 +56,20 @@ def test_a_commit_of_a_project_that_only_holds_the_environment_is_not_ours(tmp_p
     git("add", module.name)
     git("commit", "-m", "ours")
     assert find_commit() == git("rev-parse", "--short=12", "HEAD").strip()
+
+
+def test_no_more_cores_are_busy_than_there_are_if_a_sleep_lasts_too_long(monkeypatch):
+    now_s = 0.0
+
+    def oversleep(seconds):
+        nonlocal now_s
+        now_s += 4 * seconds
+
+    monkeypatch.setattr("time.sleep", oversleep)
+    monkeypatch.setattr("time.monotonic", lambda: now_s)
+    two_cores = 2 * os.sysconf("SC_CLK_TCK")
+    monkeypatch.setattr("carnelian_perf.machine._busy_jiffies", lambda: round(two_cores * now_s))
+    assert measure_busy_cores(0.5) == 2.0
 
 
 def test_without_a_driver_there_is_none(tmp_path, monkeypatch):
