@@ -43,25 +43,25 @@ class Measurement(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """The results of one system, as medians of the rounds."""
+    """The results of one system. The middle round is that of the median rate; of two in the middle, the lower one."""
 
     system: str
     capacity_per_s: float
-    """Throughput of the closed loop, in clips per second."""
+    """Throughput of the closed loop, in clips per second; the median of the rounds."""
     rate_per_s: float
-    """The highest rate at which the 95th percentile met the target; 0 if none did."""
+    """The highest rate at which the 95th percentile met the target in the middle round; 0 if none did."""
     is_least: bool
-    """Whether every rate of the median round met the target, so that a higher rate may meet it, too."""
+    """Whether every rate of the middle round met the target, so that a higher rate may meet it, too."""
     rates_per_s: list[float]
     """The highest rate of each round at which the target was met; 0 if none did."""
     are_least: list[bool]
-    """Of each round what `is_least` is of the median one."""
+    """Of each round what `is_least` is of the middle one."""
     latency_ms: list[float] | None
-    """50th, 95th and 99th percentile of latency at `rate_per_s`, in the median round; None if none met it."""
+    """50th, 95th and 99th percentile of latency at `rate_per_s`, in the middle round; None if none met it."""
     batches: Batches
     """The batches in the runs of `rates_per_s`; if there are none, in all open loops."""
     cpu_ms_per_clip: float
-    """CPU milliseconds of the server and its models per clip, in the closed loops."""
+    """CPU milliseconds of the server and its models per clip, in the closed loops; the median of the rounds."""
 
 
 def meets(run: Run, target_ms: float) -> bool:
@@ -115,13 +115,15 @@ def render_page(measurement: Measurement, raw_name: str) -> str:
     runs, durations = _complete(measurement), measurement.traffic.durations_s
     summaries = summarise(measurement)
     mean_s = statistics.fmean(durations)
+    num_rounds = len({run.round for run in runs})
+    shown = "median round" if num_rounds % 2 else "lower of the two middle rounds"
     head = ["system", f"clips/s, p95 <= {measurement.target_ms:g} ms", "times the last row", "audio s/s"]
     head += ["p50", "p95", "p99", "closed loop, clips/s", "mean batch", "padding", "CPU ms/clip"]
     rows = [_row(measurement, summary, summaries[-1], mean_s) for summary in summaries]
     notes = [
         f"Clips arrive at random (Poisson), for about {measurement.seconds:g} s in each run; latencies are "
         "milliseconds from when a clip was due. A bisection finds the highest rate that meets the target; the table "
-        f"shows the median round of {len({run.round for run in runs})}.",
+        f"shows the {shown} of {num_rounds}.",
         f"Clips: {measurement.traffic}.",
         "Times the last row: ratios of the same round; the median, and in brackets the least and the greatest.",
         "Mean batch and padding: at the highest rates that met the target, all rounds together. Padding: frames that "

@@ -90,10 +90,12 @@ def test_rate_is_the_highest_within_the_target_in_the_median_round(measurement):
     assert summarise(dataclasses.replace(measurement, runs=measurement.runs[::-1])) == [ours, theirs]
 
 
-def test_of_two_rounds_the_lower_rate_is_the_median(measurement):
-    runs = [run for run in measurement.runs if run.round < 3]
-    ours, _ = summarise(dataclasses.replace(measurement, runs=runs))
+def test_of_two_rounds_the_lower_rate_is_shown_and_said_to_be(measurement):
+    two = dataclasses.replace(measurement, runs=[run for run in measurement.runs if run.round < 3])
+    ours, _ = summarise(two)
     assert (ours.rates_per_s, ours.rate_per_s) == ([8.0, 6.0], 6.0)
+    assert "the table shows the lower of the two middle rounds of 2." in render_page(two, "raw.json")
+    assert "the table shows the median round of 3." in render_page(measurement, "raw.json")
 
 
 def test_batches_and_padding_are_those_at_the_rates_that_met_the_target(measurement):
@@ -122,7 +124,9 @@ def test_round_that_an_interruption_cut_short_is_not_counted(measurement):
     assert "| our way | 6.0 |" in page
     assert "the median round of 1." in page
     second = [dataclasses.replace(run, round=2) for run in runs if run.rate_per_s]
-    assert "the median round of 2." in render_page(dataclasses.replace(begun, runs=runs + second), "raw.json")
+    assert "the lower of the two middle rounds of 2." in render_page(
+        dataclasses.replace(begun, runs=runs + second), "raw.json"
+    )
 
 
 def test_page_before_the_first_open_loop_says_so(measurement):
