@@ -1,7 +1,9 @@
 """The plots of a sweep's report."""
 
 import itertools
-from collections.abc import Mapping, Sequence
+import math
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,31 +22,33 @@ _MARKERS = "os^Dv"
 """Markers of lines; the next one is used when all colours have been used."""
 _WIDTH, _HEIGHT, _BAR_HEIGHT = 10.0, 4.0, 0.22
 """Sizes in inches: width and least height of a figure, and height of a bar."""
+_NOTE_CHARACTERS, _NOTE_HEIGHT = 170, 0.2
+"""Characters of a line below a figure, as fit into its width; and the line's height in inches."""
 
 
 def draw_all(rows: Sequence[Row], published: Published, base: Path) -> list[Path]:
     """Draw the plots that the rows have numbers for; each plot shows the first model, precision and transport only.
 
-    Throughput is drawn over loads, so there must be two of them.
+    Throughput is drawn over loads, so there must be two of them. A cell without numbers is a gap in its line, or in the
+    place of its bar, and is named with the reason.
 
     Args:
         rows: Rows of a sweep.
         published: Published latencies to draw beside static batches, by duration and batch; may be empty.
         base: The path of the files, to which `_NAME.png` is added.
     """
-    stable = [row for row in rows if row.stable]
-    static = [row for row in stable if row.cell.input == "pcm"]
-    files = [row for row in stable if row.cell.input == "file"]
+    static = [row for row in rows if row.cell.input == "pcm"]
+    files = [row for row in rows if row.cell.input == "file"]
     drawn: dict[str, Figure] = {}
-    if static:
-        drawn["latency"] = _draw_latency(_first_group(static), published)
-    if split := [row for row in static if row.stages]:
-        drawn["stages"] = _draw_stages(_first_group(split))
-    first = _first_group(files)
-    if len({(row.cell.concurrency, row.cell.poisson_share) for row in first}) > 1:
-        drawn["throughput"] = _draw_throughput(first)
-    if counted := [row for row in files if row.acoustic_batches]:
-        drawn["batches"] = _draw_batches(_first_group(counted))
+    if timed := _first_group(static, lambda row: bool(row.stable)):
+        drawn["latency"] = _draw_latency(timed, published)
+    if split := _first_group(static, lambda row: row.stages_fit):
+        drawn["stages"] = _draw_stages(split)
+    loaded = _first_group(files, lambda row: bool(row.stable))
+    if len({(row.cell.concurrency, row.cell.poisson_share) for row in loaded if row.stable}) > 1:
+        drawn["throughput"] = _draw_throughput(loaded)
+    if counted := _first_group(files, lambda row: bool(row.acoustic_batches)):
+        drawn["batches"] = _draw_batches(counted)
     paths = []
     for name, figure in drawn.items():
         paths.append(base.with_name(f"{base.name}_{name}.png"))
@@ -52,8 +56,10 @@ def draw_all(rows: Sequence[Row], published: Published, base: Path) -> list[Path
     return paths
 
 
-def _first_group(rows: list[Row]) -> list[Row]:
-    return [row for row in rows if row.group == rows[0].group]
+def _first_group(rows: Sequence[Row], has_numbers: Callable[[Row], bool]) -> list[Row]:
+    """List all rows of the first group in which one has numbers."""
+    group = next((row.group for row in rows if has_numbers(row)), None)
+    return [row for row in rows if row.group == group]
 
 
 def _new(title: str, rows: Sequence[Row], columns: int = 2, height: float = _HEIGHT) -> tuple["Figure", Any]:
@@ -71,8 +77,8 @@ def _draw_latency(rows: Sequence[Row], published: Published) -> "Figure":
         colour = style["color"]
         found = [row for row in rows if row.cell.duration_s == duration_s]
         batches = [row.cell.batch for row in found]
-        over_batch.plot(batches, [row.latency_ms["avg"] for row in found], label=f"{duration_s:g} s", **style)
-        over_batch.plot(batches, [row.latency_ms["p95"] for row in found], ":", color=colour)
+        over_batch.plot(batches, [_latency_ms(row, "avg") for row in found], label=f"{duration_s:g} s", **style)
+        over_batch.plot(batches, [_latency_ms(row, "p95") for row in found], ":.", color=colour)
         beside = sorted((batch, row.avg) for (length_s, batch), row in published.items() if length_s == duration_s)
         if beside:
             over_batch.plot(*zip(*beside, strict=True), "--", color=colour, alpha=0.5)
@@ -83,23 +89,31 @@ def _draw_latency(rows: Sequence[Row], published: Published) -> "Figure":
     for style, batch in zip(_styles(sizes), sizes, strict=True):
         found = [row for row in rows if row.cell.batch == batch]
         seconds = [row.cell.duration_s for row in found]
-        over_duration.plot(seconds, [row.latency_ms["avg"] for row in found], label=f"batch {batch}", **style)
+        over_duration.plot(seconds, [_latency_ms(row, "avg") for row in found], label=f"batch {batch}", **style)
     over_duration.set(xlabel="seconds of each clip", ylabel="ms, mean")
     _scale_values(over_duration, durations)
     for axes in (over_batch, over_duration):
         scale_milliseconds(axes)
         axes.legend(fontsize=8)
         axes.grid(alpha=0.3)
+    _name_gaps(figure, rows)
     return figure
 
 
 def _draw_stages(rows: Sequence[Row]) -> "Figure":
-    parts = {"client, network": [(row.client_ms or 0.0) / row.latency_ms["avg"] for row in rows]}
-    for stage in STAGES:
-        if stage in rows[0].stages:
-            parts[stage] = [row.stages[stage].total / row.latency_ms["avg"] for row in rows]
+    bars: list[Mapping[str, float] | str] = []
+    for row in rows:
+        if row.stages_fit:
+            parts_ms = {"client, network": row.client_ms or 0.0}
+            parts_ms |= {stage: split.total for stage, split in row.stages.items()}
+            bars.append({part: part_ms / row.latency_ms["avg"] for part, part_ms in parts_ms.items()})
+        elif row.stages:
+            bars.append("the stages take longer than the request")
+        else:
+            bars.append(_say_missing(row))
     labels = [f"{row.cell.duration_s:g} s x {row.cell.batch}" for row in rows]
-    return _draw_bars("Where a request's mean time goes", rows, labels, parts, "% of the mean latency", _COLOURS)
+    parts = ["client, network", *(stage for stage in STAGES if any(stage in row.stages for row in rows))]
+    return _draw_bars("Where a request's mean time goes", rows, labels, bars, parts, "% of the mean latency", _COLOURS)
 
 
 def _draw_throughput(rows: Sequence[Row]) -> "Figure":
@@ -110,15 +124,15 @@ def _draw_throughput(rows: Sequence[Row]) -> "Figure":
         closed = [row for row in rows if row.cell.duration_s == duration_s and row.cell.concurrency]
         throughput.plot(
             [row.cell.concurrency for row in closed],
-            [row.clips_per_s for row in closed],
+            [row.clips_per_s if row.stable else math.nan for row in closed],
             label=f"{duration_s:g} s",
             **style,
         )
-        opened = [row for row in rows if row.cell.duration_s == duration_s and row.share]
+        opened = [row for row in rows if row.cell.duration_s == duration_s and row.cell.poisson_share]
         for latency in opens:
             latency.plot(
-                [100 * (row.share or 0) for row in opened],
-                [row.latency_ms["p95"] for row in opened],
+                [100 * (row.share or math.nan) for row in opened],
+                [_latency_ms(row, "p95") for row in opened],
                 label=f"{duration_s:g} s",
                 **style,
             )
@@ -131,21 +145,28 @@ def _draw_throughput(rows: Sequence[Row]) -> "Figure":
     for axes in (throughput, *opens):
         axes.legend(fontsize=8)
         axes.grid(alpha=0.3)
+    _name_gaps(figure, rows)
     return figure
 
 
 def _draw_batches(rows: Sequence[Row]) -> "Figure":
-    labels = [f"{row.cell.duration_s:g} s, {row.load}" for row in rows]
     sizes = sorted({size for row in rows for size in row.acoustic_batches})
-    clips = [sum(number * count for number, count in row.acoustic_batches.items()) for row in rows]
-    parts = {
-        f"{size}": [size * row.acoustic_batches.get(size, 0) / every for row, every in zip(rows, clips, strict=True)]
-        for size in sizes
-    }
+    bars: list[Mapping[str, float] | str] = []
+    for row in rows:
+        clips = {f"{size}": size * count for size, count in row.acoustic_batches.items()}
+        shares = {size: number / sum(clips.values()) for size, number in clips.items()}
+        bars.append(shares or _say_missing(row))
+    labels, parts = [_name(row) for row in rows], [f"{size}" for size in sizes]
     shades = [1 - 0.85 * (len(sizes) - 1 - place) / max(len(sizes) - 1, 1) for place in range(len(sizes))]
     of_what = "% of clips, by the size of their batch"
     return _draw_bars(
-        "Batches that the acoustic stage formed", rows, labels, parts, of_what, [("#b3401f", shade) for shade in shades]
+        "Batches that the acoustic stage formed",
+        rows,
+        labels,
+        bars,
+        parts,
+        of_what,
+        [("#b3401f", shade) for shade in shades],
     )
 
 
@@ -153,21 +174,48 @@ def _draw_bars(
     title: str,
     rows: Sequence[Row],
     labels: Sequence[str],
-    parts: Mapping[str, Sequence[float]],
+    bars: Sequence[Mapping[str, float] | str],
+    parts: Sequence[str],
     of_what: str,
     colours: Sequence[Any],
 ) -> "Figure":
-    """Draw a bar for each row, made of the shares of its parts."""
+    """Draw a bar for each row, made of the shares of its parts; or, in its place, the words why it has none."""
     figure, (axes,) = _new(title, rows, columns=1, height=max(_HEIGHT, 1.5 + _BAR_HEIGHT * len(rows)))
     places, left = range(len(rows)), [0.0] * len(rows)
-    for colour, (part, shares) in zip(colours, parts.items(), strict=False):
-        axes.barh(places, [100 * share for share in shares], left=left, label=part, color=colour, edgecolor="white")
-        left = [before + 100 * share for before, share in zip(left, shares, strict=True)]
+    for colour, part in zip(colours, parts, strict=False):
+        percentages = [0.0 if isinstance(bar, str) else 100 * bar.get(part, 0.0) for bar in bars]
+        axes.barh(places, percentages, left=left, label=part, color=colour, edgecolor="white")
+        left = [before + percentage for before, percentage in zip(left, percentages, strict=True)]
+    for place, bar in enumerate(bars):
+        if isinstance(bar, str):
+            axes.text(1, place, bar, fontsize=8, verticalalignment="center")
     axes.set_yticks(places, labels=labels, fontsize=8)
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.set_xlabel(of_what)
     figure.legend(fontsize=8, ncols=min(len(parts), 12), loc="outside lower center")
     return figure
+
+
+def _latency_ms(row: Row, name: str) -> float:
+    """Return a latency of a row; not a number, which breaks a line, if no round is stable."""
+    return row.latency_ms[name] if row.stable else math.nan
+
+
+def _name(row: Row) -> str:
+    return f"{row.cell.duration_s:g} s, {row.load}"
+
+
+def _name_gaps(figure: "Figure", rows: Sequence[Row]) -> None:
+    """Name below a figure of lines the cells that are gaps in them."""
+    gaps = [f"{_name(row)} ({row.status})" for row in rows if not row.stable]
+    if gaps:
+        lines = textwrap.wrap(f"Left out: {'; '.join(gaps)}", _NOTE_CHARACTERS)
+        figure.set_figheight(figure.get_figheight() + _NOTE_HEIGHT * len(lines))
+        figure.supxlabel("\n".join(lines), fontsize=8)
+
+
+def _say_missing(row: Row) -> str:
+    return "not known" if row.stable else row.status
 
 
 def _scale_values(axes: Any, values: Sequence[float]) -> None:

@@ -2,7 +2,6 @@
 
 import base64
 import itertools
-import math
 import re
 import statistics
 from collections.abc import Mapping, Sequence
@@ -21,9 +20,6 @@ from carnelian_perf.sweeps.unserved import Unserved, read_unserved
 from carnelian_perf.whole_file import write_whole
 from carnelian_perf.yardsticks.published import Published
 
-MOST_OF_REQUEST = 1.05
-"""How long the stages of a request may take in all, as a multiple of its own time, to be parts of it: Triton and
-perf_analyzer count about the same requests, not quite the same."""
 _SOURCE = "https://github.com/NVIDIA/DeepLearningExamples/tree/729963dd/PyTorch/SpeechRecognition"
 _STYLE = """
 :root { color-scheme: light dark; --line: #8884; --accent: #b3401f; }
@@ -187,9 +183,7 @@ def render_split(rows: Sequence[Row]) -> str:
     lines = []
     for row in stable:
         found, everything = row.stages, row.latency_ms["avg"]
-        # If they take longer than the request, the stages' times are not parts of its own.
-        fits = math.fsum(split.total for split in found.values()) <= MOST_OF_REQUEST * everything
-        over = f"{everything / found['acoustic'].total - 1:+.0%}" if fits else "-"
+        over = f"{everything / found['acoustic'].total - 1:+.0%}" if row.stages_fit else "-"
         cells = [
             f"{row.cell.duration_s:g}",
             row.load,

@@ -14,6 +14,9 @@ from carnelian_perf.sweeps.results import Result
 
 PUBLISHED = ("p90", "p95", "p99", "avg")
 LATENCIES = ("p50", *PUBLISHED)
+MOST_OF_REQUEST = 1.05
+"""How long the stages of a request may take in all, as a multiple of its own time, to be parts of it: Triton and
+perf_analyzer count about the same requests, not quite the same."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,6 +115,12 @@ class Row:
         names = found[0] if found else {}
         short = {name.removeprefix(f"{self.cell.model}_").removeprefix("audio_"): name for name in names}
         return {stage: Split.median([stages[short[stage]] for stages in found]) for stage in STAGES if stage in short}
+
+    @property
+    def stages_fit(self) -> bool:
+        """Whether the stages' times are known and parts of the request's own: they are not if they take longer."""
+        total_ms = math.fsum(split.total for split in self.stages.values())
+        return bool(self.stages) and total_ms <= MOST_OF_REQUEST * self.latency_ms["avg"]
 
     @property
     def cpu_ms_per_clip(self) -> float | None:
