@@ -122,8 +122,9 @@ def render_page(measurement: Measurement, raw_name: str) -> str:
     rows = [_row(measurement, summary, summaries[-1], mean_s) for summary in summaries]
     notes = [
         f"Clips arrive at random (Poisson), for about {measurement.seconds:g} s in each run; latencies are "
-        "milliseconds from when a clip was due. A bisection finds the highest rate that meets the target; the table "
-        f"shows the {shown} of {num_rounds}.",
+        "milliseconds from when a clip was due. A bisection finds the highest rate that meets the target. The table "
+        f"shows, for each system, this rate and its latencies in the {shown} of {num_rounds}; closed loop and CPU are "
+        "medians of the rounds.",
         f"Clips: {measurement.traffic}.",
         "Times the last row: ratios of the same round; the median, and in brackets the least and the greatest.",
         "Mean batch and padding: at the highest rates that met the target, all rounds together. Padding: frames that "

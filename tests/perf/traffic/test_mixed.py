@@ -94,8 +94,8 @@ def test_of_two_rounds_the_lower_rate_is_shown_and_said_to_be(measurement):
     two = dataclasses.replace(measurement, runs=[run for run in measurement.runs if run.round < 3])
     ours, _ = summarise(two)
     assert (ours.rates_per_s, ours.rate_per_s) == ([8.0, 6.0], 6.0)
-    assert "the table shows the lower of the two middle rounds of 2." in render_page(two, "raw.json")
-    assert "the table shows the median round of 3." in render_page(measurement, "raw.json")
+    assert "this rate and its latencies in the lower of the two middle rounds of 2;" in render_page(two, "raw.json")
+    assert "this rate and its latencies in the median round of 3;" in render_page(measurement, "raw.json")
 
 
 def test_batches_and_padding_are_those_at_the_rates_that_met_the_target(measurement):
@@ -122,9 +122,9 @@ def test_round_that_an_interruption_cut_short_is_not_counted(measurement):
     begun = dataclasses.replace(measurement, runs=runs, finished=False)
     page = render_page(begun, "raw.json")
     assert "| our way | 6.0 |" in page
-    assert "the median round of 1." in page
+    assert "in the median round of 1;" in page
     second = [dataclasses.replace(run, round=2) for run in runs if run.rate_per_s]
-    assert "the lower of the two middle rounds of 2." in render_page(
+    assert "in the lower of the two middle rounds of 2;" in render_page(
         dataclasses.replace(begun, runs=runs + second), "raw.json"
     )
 
