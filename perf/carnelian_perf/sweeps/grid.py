@@ -185,8 +185,8 @@ class GridError(ValueError):
     """The YAML file is no grid, or does not fit earlier results in the folder; the message names the key."""
 
 
-class _UniqueKeys(yaml.SafeLoader):
-    """A loader that refuses repeated keys; PyYAML itself silently takes the last one."""
+class _StrictLoader(yaml.SafeLoader):
+    """A loader that refuses repeated keys, of which PyYAML silently takes the last, and says where a value is wrong."""
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         # Not at construction, when merged keys (`<<`), which may be overridden, are already among the others.
@@ -200,10 +200,14 @@ class _UniqueKeys(yaml.SafeLoader):
         return node
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
-        value = super().construct_object(node, deep)
-        if isinstance(value, int):
-            str(value)  # fails for very many digits, which Python refuses to read only in decimal
-        return value
+        try:
+            value = super().construct_object(node, deep)
+            if isinstance(value, int):
+                str(value)  # fails for very many digits, which Python refuses to read only in decimal
+            return value
+        except (ValueError, LookupError, AttributeError) as error:  # a month 99, `!!bool x`, `!!timestamp x`
+            found = f"a value is no {node.tag.rpartition(':')[2]}: {error}"
+            raise yaml.constructor.ConstructorError(None, None, found, node.start_mark) from error
 
 
 def read_grid(path: Path) -> Grid:
@@ -213,9 +217,8 @@ def read_grid(path: Path) -> Grid:
         GridError: the file is no YAML, or a key is unknown, missing, repeated or wrong.
     """
     try:
-        fields = yaml.load(path.read_text(encoding="utf-8"), _UniqueKeys)
-    # ValueError: no UTF-8, or a date with a month 99. Lookup and attribute errors: `!!bool x`, `!!timestamp x`.
-    except (yaml.YAMLError, ValueError, LookupError, AttributeError, RecursionError) as error:
+        fields = yaml.load(path.read_text(encoding="utf-8"), _StrictLoader)
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise GridError(f"{path} must be YAML, but is not: {error}") from error
     try:
         return Grid.model_validate(fields)
