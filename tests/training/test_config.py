@@ -123,6 +123,7 @@ def test_an_override_fills_a_section_that_is_empty(config_file):
         ("model.stages.kernel=3", "`model.stages` has positions 0 to 0, but no 'kernel'"),
         ("name=a/b", "`name` must be fit to name files, without folders, but is 'a/b'"),
         ("name=''", "`name` must be fit to name files"),
+        ('name="a\\0b"', r"`name` must have no control characters or lone surrogates, but has '\\x00'"),
         ('name="a\\nb"', r"`name` must have no control characters or lone surrogates, but has '\\n'"),
         ('name="a\\ud800"', r"`name` must have no control characters or lone surrogates, but has '\\ud800'"),
         (

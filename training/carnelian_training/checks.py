@@ -1,7 +1,8 @@
 """Checks of fields of a configuration; each raises ValueError with what must hold and what was found."""
 
 import math
-from collections.abc import Callable
+import unicodedata
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -60,3 +61,12 @@ def check_range(name: str, found: tuple[float, float], lowest: float, highest: f
     """Check that `found`, the field `name`, is a lower and an upper end within `lowest` to `highest`."""
     if not lowest <= found[0] <= found[1] <= highest:
         raise ValueError(f"`{name}` must be a range within {lowest} to {highest}, but is {found[0]} to {found[1]}")
+
+
+def check_no_controls(name: str, characters: Iterable[str], what_to_do: str = "") -> None:
+    """Check that there are no control characters or lone surrogates, which neither texts nor file names may have."""
+    if controls := [each for each in characters if unicodedata.category(each) in ("Cc", "Cs")]:
+        raise ValueError(
+            f"`{name}` must have no control characters or lone surrogates, but has "
+            f"{', '.join(map(ascii, controls[:10]))}{what_to_do}"
+        )

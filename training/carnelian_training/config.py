@@ -1,6 +1,5 @@
 """The configuration tree of a recogniser. A YAML file gives what differs from the defaults; unknown keys are errors."""
 
-import unicodedata
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Annotated, Any
@@ -11,6 +10,7 @@ from carnelian_training.checks import (
     GivenPath,
     check_at_least_one,
     check_at_most,
+    check_no_controls,
     check_not_negative,
     check_positive,
     check_probability,
@@ -223,11 +223,7 @@ class Config:
                 "`labels` must be distinct single characters, accented ones composed (NFC), but these are not: "
                 f"[{', '.join(map(quote, wrong[:10]))}{', ...' * (len(wrong) > 10)}]{_REPLACE_LABELS}"
             )
-        if controls := [label for label in self.labels if unicodedata.category(label) in ("Cc", "Cs")]:
-            raise ValueError(
-                "`labels` must have no control characters or lone surrogates, as transcripts are printed, but has "
-                f"{', '.join(map(ascii, controls[:10]))}{_REPLACE_LABELS}"
-            )
+        check_no_controls("labels", self.labels, _REPLACE_LABELS)
         is_wav2vec2 = isinstance(self.model, Wav2Vec2Config)
         if is_wav2vec2 != isinstance(self.features, WaveformSettings):
             found = "log-mel" if is_wav2vec2 else "a waveform"

@@ -1,6 +1,5 @@
 """The parts of the configuration that recognisers and language models share: start, optimiser, loop."""
 
-import unicodedata
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -10,6 +9,7 @@ from pydantic import BeforeValidator
 from carnelian_training.checks import (
     GivenPath,
     check_at_least_one,
+    check_no_controls,
     check_not_negative,
     check_positive,
     check_probability,
@@ -179,8 +179,7 @@ def check_name(name: str) -> None:
     """Check that a run's name can be part of file names."""
     if name in {"", ".."} or Path(name).name != name:
         raise ValueError(f"`name` must be fit to name files, without folders, but is {name!r}")
-    if controls := [character for character in name if unicodedata.category(character) in ("Cc", "Cs")]:
-        raise ValueError(f"`name` must have no control characters or lone surrogates, but has {controls[0]!a}")
+    check_no_controls("name", name)
 
 
 def check_stages(init: InitConfig, num_stages: int) -> None:
