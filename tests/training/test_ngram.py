@@ -339,7 +339,7 @@ def test_without_kenlm_it_says_how_to_get_it(text, tmp_path, build, monkeypatch)
     monkeypatch.setenv("PATH", str(tmp_path))
     status, _, err = build(text, tmp_path / "lm.klm")
     assert status == 1
-    assert "make kenlm" in err
+    assert "run `make kenlm` in a clone of Carnelian" in err
 
 
 @pytest.mark.parametrize("command", ["weigh am.pt clips.jsonl --out", "ngram", "perplexity lm.klm --out"])

@@ -29,8 +29,8 @@ _NOTE_CHARACTERS, _NOTE_HEIGHT = 170, 0.2
 def draw_all(rows: Sequence[Row], published: Published, base: Path) -> list[Path]:
     """Draw the plots that the rows have numbers for; each plot shows the first model, precision and transport only.
 
-    Throughput is drawn over loads, so there must be two of them. A cell without numbers is a gap in its line, or in the
-    place of its bar, and is named with the reason.
+    Throughput is drawn over loads, so two of them must have a stable round. A row without numbers is a gap in its line,
+    or in the place of its bar, and is named with the reason.
 
     Args:
         rows: Rows of a sweep.
@@ -156,7 +156,7 @@ def _draw_batches(rows: Sequence[Row]) -> "Figure":
         clips = {f"{size}": size * count for size, count in row.acoustic_batches.items()}
         shares = {size: number / sum(clips.values()) for size, number in clips.items()}
         bars.append(shares or _say_missing(row))
-    labels, parts = [_name(row) for row in rows], [f"{size}" for size in sizes]
+    labels, parts = [row.title for row in rows], [f"{size}" for size in sizes]
     shades = [1 - 0.85 * (len(sizes) - 1 - place) / max(len(sizes) - 1, 1) for place in range(len(sizes))]
     of_what = "% of clips, by the size of their batch"
     return _draw_bars(
@@ -201,13 +201,9 @@ def _latency_ms(row: Row, name: str) -> float:
     return row.latency_ms[name] if row.stable else math.nan
 
 
-def _name(row: Row) -> str:
-    return f"{row.cell.duration_s:g} s, {row.load}"
-
-
 def _name_gaps(figure: "Figure", rows: Sequence[Row]) -> None:
     """Name below a figure of lines the cells that are gaps in them."""
-    gaps = [f"{_name(row)} ({row.status})" for row in rows if not row.stable]
+    gaps = [f"{row.title} ({row.status})" for row in rows if not row.stable]
     if gaps:
         lines = textwrap.wrap(f"Left out: {'; '.join(gaps)}", _NOTE_CHARACTERS)
         figure.set_figheight(figure.get_figheight() + _NOTE_HEIGHT * len(lines))

@@ -296,7 +296,7 @@ def _say_published(rows: Sequence[Row], published: Published) -> str:
 
 def _reasons(rows: Sequence[Row]) -> str:
     """List below a table why some rounds have no numbers."""
-    found = [f"- {row.cell.duration_s:g} s, {row.load}: {words}\n" for row in rows for words in row.troubles]
+    found = [f"- {row.title}: {words}\n" for row in rows for words in row.troubles]
     return "".join(["\n", *found]) if found else ""
 
 

@@ -14,7 +14,7 @@ from carnelian_perf.sweeps.results import Result
 
 PUBLISHED = ("p90", "p95", "p99", "avg")
 LATENCIES = ("p50", *PUBLISHED)
-MOST_OF_REQUEST = 1.05
+_MOST_OF_REQUEST = 1.05
 """How long the stages of a request may take in all, as a multiple of its own time, to be parts of it: Triton and
 perf_analyzer count about the same requests, not quite the same."""
 
@@ -46,6 +46,11 @@ class Row:
             reached = "" if self.share is None else f", {self.share:.0%} reached"
             return f"Poisson, {self.cell.poisson_share:.0%} asked for{reached}"
         return f"{self.cell.concurrency} client{'s' if self.cell.concurrency > 1 else ''}"
+
+    @property
+    def title(self) -> str:
+        """The length of the clips, and the load."""
+        return f"{self.cell.duration_s:g} s, {self.load}"
 
     @property
     def status(self) -> str:
@@ -118,9 +123,9 @@ class Row:
 
     @property
     def stages_fit(self) -> bool:
-        """Whether the stages' times are known and parts of the request's own: they are not if they take longer."""
+        """Whether the stages' times are known, and parts of the request's own, not much longer than it."""
         total_ms = math.fsum(split.total for split in self.stages.values())
-        return bool(self.stages) and total_ms <= MOST_OF_REQUEST * self.latency_ms["avg"]
+        return bool(self.stages) and total_ms <= _MOST_OF_REQUEST * self.latency_ms["avg"]
 
     @property
     def cpu_ms_per_clip(self) -> float | None:

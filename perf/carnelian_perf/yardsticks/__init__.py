@@ -1,1 +1,1 @@
-"""What measurements are set beside: a plain baseline, the floor that nothing can beat, published rows."""
+"""What measurements are set beside: a plain baseline, the floor, published rows."""

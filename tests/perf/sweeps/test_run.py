@@ -231,5 +231,5 @@ def test_model_that_is_no_recogniser_is_named(make_grid, tmp_path):
 def test_missing_program_is_answered_with_what_to_do(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr("sys.executable", str(tmp_path / "python"))
-    with pytest.raises(PerfAnalyzerError, match="make perf-analyzer"):
+    with pytest.raises(PerfAnalyzerError, match=r"in a clone of Carnelian, `make perf-analyzer`"):
         perf_analyzer.find_perf_analyzer()
