@@ -319,43 +319,45 @@ def test_a_piece_that_would_fill_the_memory_is_refused(client, triton):
     assert not triton.requests
 
 
-def test_asyncio_gives_the_same(endpoint, client, flac, heard_s):
-    async def run():
-        async with AsyncCarnelianClient(endpoint.url) as asynchronous:
-            return await asynchronous.transcribe_long(flac, longest_piece_s=50)
+async def transcribe_in_asyncio(url, audio, **arguments):
+    async with AsyncCarnelianClient(url) as client:
+        return await client.transcribe_long(audio, **arguments)
 
-    transcript = asyncio.run(run())
+
+def test_asyncio_gives_the_same(endpoint, client, flac, heard_s):
+    transcript = asyncio.run(transcribe_in_asyncio(endpoint.url, flac, longest_piece_s=50))
     assert transcript.words == client.transcribe_long(flac, longest_piece_s=50).words
     assert len(heard_s) == 4
 
 
-def test_asyncio_sends_as_many_pieces_at_a_time_as_it_is_told(endpoint, triton, make_result):
+def test_pieces_are_sent_as_the_call_says(endpoint, client, triton, make_result):
     all_there = threading.Barrier(10, timeout=30)
 
     def meet(request, context):
         all_there.wait()
-        return make_result("met")
-
-    async def run():
-        async with AsyncCarnelianClient(endpoint.url, timeout_s=60) as asynchronous:
-            silence = np.zeros(46 * RATE, np.int16), RATE
-            return await asynchronous.transcribe_long(silence, longest_piece_s=5, concurrency=10)
+        return make_result(request.model_name)
 
     triton.answer = meet
-    assert asyncio.run(run()).text == " ".join(["met"] * 10)
+    silence = np.zeros(46 * RATE, np.int16), RATE
+    told = {"longest_piece_s": 5, "concurrency": 10, "model": "other", "timeout_s": 1000}
+    blocking = client.transcribe_long(silence, **told)
+    asynchronous = asyncio.run(transcribe_in_asyncio(endpoint.url, silence, **told))
+    assert blocking.text == asynchronous.text == " ".join(["other"] * 10)
+    assert all(request.parameters["timeout"].int64_param > 9e8 for request in triton.requests)
 
 
-def test_the_command_cuts_files_with_long(call, endpoint, flac, tmp_path, heard_s):
+def test_the_command_cuts_files_with_long(call, endpoint, triton, flac, tmp_path, heard_s):
     path, bad = tmp_path / "talk.flac", tmp_path / "bad.flac"
     path.write_bytes(flac)
     bad.write_bytes(flac[:100])
-    status, out, err = call(main, "--long", path, bad, path, "--json", "--url", endpoint.url)
+    status, out, err = call(main, "--long", path, bad, path, "--json", "--option", "lm_weight=2", "--url", endpoint.url)
     first, second = map(json.loads, out.splitlines())
     assert status == 1
     assert first["text"] == second["text"] == "a b a b a b"
     assert first["duration"] == LENGTH_S
     assert err.startswith(f"carnelian-transcribe: {bad}: libsndfile cannot decode it")
     assert len(heard_s) == 6
+    assert {request.parameters["lm_weight"].string_param for request in triton.requests} == {"2"}
 
 
 def test_the_command_names_a_file_once(call, endpoint, triton, flac, tmp_path):
