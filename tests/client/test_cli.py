@@ -223,6 +223,7 @@ def test_wrong_use_exits_with_2(transcribe, words):
         (["--long", "--longest-piece", "2"], "the longest piece .--longest-piece. must have 5 to 60 s, but has 2"),
         (["--ca", "empty.pem"], "--ca must be a PEM file of certificates, but empty.pem is none"),
         (["--cert", "empty.pem"], "only --cert is given; add --key"),
+        (["--key", "empty.pem"], "only --key is given; add --cert"),
         (["--cert", "empty.pem", "--key", "empty.pem"], "--cert and --key must be PEM files that belong together"),
     ],
 )
