@@ -24,6 +24,19 @@ def blocks_of(samples):
     return (samples[i : i + BLOCK] for i in range(0, len(samples), BLOCK))
 
 
+@pytest.fixture(params=["blocking", "asyncio"])
+def hear(request, endpoint, client, retry):
+    """What `transcribe_stream` of either client yields, in a list."""
+
+    async def hear_with_twin(blocks, arguments):
+        async with AsyncCarnelianClient(endpoint.url, retry=retry, timeout_s=60) as twin:
+            return [each async for each in twin.transcribe_stream(blocks, RATE, **arguments)]
+
+    if request.param == "asyncio":
+        return lambda blocks, **arguments: asyncio.run(hear_with_twin(blocks, arguments))
+    return lambda blocks, **arguments: list(client.transcribe_stream(blocks, RATE, **arguments))
+
+
 def test_utterances_are_heard_as_clips_and_told_in_the_audios_time(client, says_how_long, talk, spoken_s):
     heard = list(client.transcribe_stream(blocks_of(talk), RATE, interim_s=1.5))
     assert {type(each) for each in heard} == {Utterance}
@@ -39,8 +52,8 @@ def test_utterances_are_heard_as_clips_and_told_in_the_audios_time(client, says_
     assert spans_s == pytest.approx(spoken_s, abs=0.5)  # with the margins
 
 
-def test_options_reach_the_server_in_each_request(client, triton, says_how_long, talk):
-    list(client.transcribe_stream(blocks_of(talk), RATE, model="other", decoder="beam", timeout_s=1000))
+def test_options_reach_the_server_in_each_request(hear, triton, says_how_long, talk):
+    hear(blocks_of(talk), model="other", decoder="beam", timeout_s=1000)
     assert len(triton.requests) > 2
     for request in triton.requests:
         assert request.model_name == "other"
@@ -49,9 +62,9 @@ def test_options_reach_the_server_in_each_request(client, triton, says_how_long,
     assert len({request.id for request in triton.requests}) == len(triton.requests)
 
 
-def test_an_utterance_that_fails_is_an_error_in_its_place_and_the_next_ones_go_on(client, triton, says_how_long, talk):
-    triton.script = [BUSY] * 4
-    error, second = client.transcribe_stream(blocks_of(talk), RATE, interim_s=None)
+def test_an_utterance_that_fails_is_an_error_in_its_place_and_the_next_ones_go_on(hear, triton, says_how_long, talk):
+    triton.script = [BUSY] * 4  # as many as there are attempts
+    error, second = hear(blocks_of(talk), interim_s=None)
     assert isinstance(error, ServerBusy)
     assert str(error).startswith("live audio, from 1.")
     assert (second.index, second.is_final) == (1, True)
@@ -71,19 +84,12 @@ def test_interim_results_that_fail_are_left_out(client, triton, says_how_long, t
     assert {type(each) for each in heard} == {Utterance}
 
 
-def test_interim_results_are_not_tried_again(endpoint, client, triton, says_how_long, talk):
+def test_interim_results_are_not_tried_again(hear, triton, says_how_long, talk):
     """They would keep the final result waiting, and the next one comes anyhow."""
-
-    async def hear():
-        async with AsyncCarnelianClient(endpoint.url) as twin:
-            return [each async for each in twin.transcribe_stream(blocks_of(talk), RATE)]
-
-    for listen in (lambda: list(client.transcribe_stream(blocks_of(talk), RATE)), lambda: asyncio.run(hear())):
-        triton.requests.clear()
-        triton.script = [BUSY]
-        listen()
-        first, second, *_ = (request.raw_input_contents[0] for request in triton.requests)
-        assert len(second) > len(first)
+    triton.script = [BUSY]
+    hear(blocks_of(talk))
+    first, second, *_ = (request.raw_input_contents[0] for request in triton.requests)
+    assert len(second) > len(first)
 
 
 def test_the_twin_hears_the_same(endpoint, client, says_how_long, talk):
