@@ -32,16 +32,42 @@ def test_many_go_to_the_model_and_have_the_time_that_the_call_says(client, trito
         assert request.parameters["timeout"].int64_param == pytest.approx(1e9, rel=0.05)
 
 
-def test_requests_of_many_overlap(endpoint, triton, wav, make_result):
+def test_as_many_requests_overlap_as_the_call_says(endpoint, triton, wav, make_result):
     all_there = threading.Barrier(8, timeout=30)
 
     def meet(request, context):
         all_there.wait()
+        time.sleep(0.2)  # one too many would come meanwhile
         return make_result("met")
 
     triton.answer = meet
     with CarnelianClient(endpoint.url, timeout_s=60) as client:
-        assert [o.text for o in client.transcribe_many([wav] * 8, concurrency=8)] == ["met"] * 8
+        assert [o.text for o in client.transcribe_many([wav] * 16, concurrency=8)] == ["met"] * 16
+    assert triton.most_running == 8
+
+
+def test_ending_the_loop_early_drops_what_is_not_sent_and_ends_the_threads(
+    client, triton, wav, make_result, wait_until
+):
+    has_ended = threading.Event()
+
+    def keep_all_but_the_first(request, context):
+        if request.raw_input_contents[0] != wav:
+            has_ended.wait(timeout=30)
+        return make_result("a b")
+
+    def workers():
+        return {thread for thread in threading.enumerate() if thread.name.startswith("carnelian_")}
+
+    triton.answer = keep_all_but_the_first
+    before = workers()
+    outcomes = client.transcribe_many([wav] + [wav + bytes(2)] * 999, concurrency=2)
+    next(outcomes)
+    wait_until(lambda: len(triton.requests) == 3)
+    outcomes.close()
+    has_ended.set()
+    wait_until(lambda: workers() <= before)
+    assert len(triton.requests) == 3
 
 
 def test_a_failing_clip_does_not_cost_the_others_theirs(client, wav, tmp_path):
