@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import glob
 import os
 import re
 import secrets
@@ -133,7 +132,7 @@ def remove_leftovers() -> None:
 
 def _find(prefix: str) -> Iterator[tuple[Path, os.stat_result]]:
     """Yield the entries that this user owns, and their status; others may create such names too."""
-    for path in SHARED_MEMORY.glob(f"{glob.escape(prefix)}*"):
+    for path in SHARED_MEMORY.glob(f"{prefix}*"):
         try:
             status = path.lstat()
         except FileNotFoundError:  # Triton has removed it
