@@ -25,13 +25,15 @@ def test_a_graph_with_other_weights_is_refused_with_the_numbers(tmp_path, config
         check_parity(tmp_path / "model.onnx", network)
 
 
-def test_a_graph_that_gives_no_numbers_is_refused(tmp_path, network):
+def test_a_graph_that_gives_no_numbers_is_refused(tmp_path, network, clips):
     spoilt = copy.deepcopy(network)
     with torch.no_grad():
         spoilt.head.bias[0] = torch.nan
     onnx.save(export_ragged(spoilt), tmp_path / "model.onnx")
     with pytest.raises(ParityError, match="but differ by nan"):
         check_parity(tmp_path / "model.onnx", network)
+    with pytest.raises(ParityError, match=r"of int8 .* but differ by nan"):
+        parity.check_distributions(tmp_path / "model.onnx", network, clips)
 
 
 @pytest.mark.parametrize(

@@ -159,11 +159,19 @@ def test_a_program_of_another_version_is_replaced_with_a_warning(tmp_path, confi
     assert "tiny_features: instance_group was [count: 3 " in changes
 
 
-def test_another_format_is_another_release(tmp_path, config, network):
+@pytest.mark.parametrize(
+    ("ours", "other", "found"),
+    [
+        ('backend: "onnxruntime"', 'backend: "tensorrt"', "it has backend tensorrt"),
+        ("dims: 29", "dims: 30", r"it has .*'LOG_PROBS', 'TYPE_FP32', -1, 30\)"),
+    ],
+    ids=["backend", "dims"],
+)
+def test_another_format_is_another_release(tmp_path, config, network, ours, other, found):
     write_model(tmp_path / "r", "tiny", config, network)
     path = tmp_path / "r" / "tiny_acoustic" / "config.pbtxt"
-    path.write_text(path.read_text().replace('backend: "onnxruntime"', 'backend: "tensorrt"'))
-    with pytest.raises(RepositoryError, match="tensorrt"):
+    path.write_text(path.read_text().replace(ours, other))
+    with pytest.raises(RepositoryError, match=found):
         write_model(tmp_path / "r", "tiny", config, network)
 
 

@@ -108,6 +108,13 @@ def test_settings_that_are_there_change_nothing(stage):
     assert config.SerializeToString(deterministic=True) == before
 
 
+def test_the_instances_of_all_groups_are_counted():
+    config = read_config(DEMO / "quartznet_demo_ctc" / "config.pbtxt")
+    (group,) = config.instance_group
+    config.instance_group.add(count=group.count + 1)
+    assert describe_tuning(config).instances == 2 * group.count + 1
+
+
 def test_a_backend_without_threads_and_a_batch_beyond_the_interface_are_refused():
     with pytest.raises(TuningError, match="quartznet_demo_ctc"):
         apply_tuning(read_config(DEMO / "quartznet_demo_ctc" / "config.pbtxt"), StageTuning(threads=2))
