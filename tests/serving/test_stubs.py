@@ -1,4 +1,7 @@
+import contextlib
+import ctypes
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -9,6 +12,9 @@ from pathlib import Path
 import pytest
 from carnelian_serving.endings import Crash, describe_crash
 from carnelian_serving.stubs import StubWatch, end_orphans
+
+only_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+PTRACE_ATTACH, PTRACE_DETACH = 16, 17
 
 
 @pytest.fixture
@@ -98,6 +104,25 @@ def test_a_crash_that_was_spared_counts_when_its_instance_is_loaded_after_all(st
     assert watch.crashed() == [Crash("an unnamed model", -signal.SIGKILL)]
 
 
+def test_a_stub_that_gets_the_number_of_an_ended_one_has_its_own_name_and_end(tmp_path, monkeypatch):
+    """The kernel gives a number again only after all others."""
+    monkeypatch.setattr("carnelian_serving.stubs._PROC", tmp_path)
+    (tmp_path / "1" / "task" / "2").mkdir(parents=True)
+    (tmp_path / "1" / "task" / "2" / "children").write_text("7 ")
+    told, names = [], ["cut_0_0", "double_0_0"]
+    watch = StubWatch(1)
+    watch.spare_loads(told.append)
+    for name in names:
+        (tmp_path / "7").mkdir()
+        (tmp_path / "7" / "cmdline").write_text("\0".join(["triton_python_backend_stub", "model.py", *"234567", name]))
+        for state in ("S", "Z", "Z"):
+            (tmp_path / "7" / "stat").write_text(f"7 (triton_python_b) {state} 1 {'0 ' * 47}9\n")
+            watch.crashed()
+        shutil.rmtree(tmp_path / "7")
+        watch.crashed()
+    assert told == [Crash(name, -signal.SIGKILL) for name in names]
+
+
 def test_the_name_of_an_instance_may_be_no_utf_8(start_stub):
     name = os.fsdecode(b"gr\xfcn_0_0")
     watch = StubWatch(os.getpid())
@@ -121,6 +146,20 @@ def test_a_stub_that_stays_stopped_stands_still(stub):
     stub.send_signal(signal.SIGSTOP)
     os.waitid(os.P_PID, stub.pid, os.WSTOPPED | os.WNOWAIT)
     assert watch.stopped(2) == []
+
+
+def test_a_stub_that_a_debugger_holds_stands_still(stub):
+    watch = StubWatch(os.getpid())
+    watch.crashed()
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.ptrace(PTRACE_ATTACH, stub.pid, None, None) != 0:
+        pytest.skip(f"no process can be traced here: {os.strerror(ctypes.get_errno())}")
+    os.waitid(os.P_PID, stub.pid, os.WSTOPPED)  # collected, or Popen would take the stop for the end
+    try:
+        assert watch.stopped(1) == ["cut_0_0"]
+    finally:
+        libc.ptrace(PTRACE_DETACH, stub.pid, None, None)
+    assert watch.stopped(1) == []
 
 
 def test_memory_that_has_run_out_is_said_of_a_process_that_was_killed_alone():
@@ -149,17 +188,23 @@ def test_a_stub_that_triton_unloads_is_not_taken_for_crashed(stub):
 
 
 @pytest.mark.parametrize(
-    ("parent", "region", "status"),
-    [("init", "carnelian_1_2_", 9), ("tritonserver", "carnelian_1_2_", 0), ("init", "triton-1-2-", 0)],
+    ("parent", "region", "is_ours", "status"),
+    [
+        ("init", "carnelian_1_2_", True, 9),
+        ("tritonserver", "carnelian_1_2_", True, 0),
+        ("init", "triton-1-2-", True, 0),
+        pytest.param("init", "carnelian_1_2_", False, 0, marks=only_root),
+    ],
 )
-def test_stubs_of_ours_that_have_no_server_are_ended(tmp_path, parent, region, status):
+def test_stubs_of_ours_that_have_no_server_are_ended(tmp_path, another_user, parent, region, is_ours, status):
     (tmp_path / "stub.py").write_text("print(flush=True); input()")
     (tmp_path / parent).symlink_to(sys.executable)
     command = ["triton_python_backend_stub", str(tmp_path / "stub.py"), region, *"34567", "cut_0_0"]
     code = f"import subprocess, sys; sys.exit(abs(subprocess.call({command}, executable={sys.executable!r})))"
     process = subprocess.Popen([tmp_path / parent, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     process.stdout.readline()
-    end_orphans("carnelian_")
+    with contextlib.nullcontext() if is_ours else another_user():
+        end_orphans("carnelian_")
     process.communicate(b"\n")
     assert process.returncode == status
 
