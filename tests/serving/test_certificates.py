@@ -51,6 +51,7 @@ MUTUAL = OWN | {"use-ssl-mutual": "true", "root-cert": "other.crt"}
         (MUTUAL | {"root-cert": "empty.crt"}, r"`--grpc-root-cert` must be .* certificates, but .*empty\.crt is none"),
         (MUTUAL | {"root-cert": "own.key"}, "is none"),
         ({"use-ssl": "true"}, "`--grpc-server-cert` must be given with `--grpc-use-ssl`, but is not"),
+        ({"use-ssl-mutual": "true"}, "`--grpc-server-cert` must be given with `--grpc-use-ssl`, but is not"),
         (OWN | {"use-ssl-mutual": "true"}, "`--grpc-root-cert` must be given with `--grpc-use-ssl-mutual`, but is not"),
     ],
 )

@@ -22,10 +22,12 @@ def test_an_error_of_cplusplus_costs_the_next_batch_nothing():
     endless = file.copy()  # as many samples as no vector can hold
     endless[21] &= 0xF0
     endless[22:26] = 0
+    allowed = os.sched_getaffinity(0)
     runner = PipelineRunner(decode().serialize(), max_batch_size=1, num_threads=1, device_id=None)
     with pytest.raises(RuntimeError, match=r"^DALI operator nvidia\.dali\.fn\.decoders\.audio: vector::"):
         runner.run({"FILE": [endless]})
     assert runner.run({"FILE": [file]})[0][0].shape == (800,)
+    assert os.sched_getaffinity(0) == allowed  # here too, or the tests after this one would begin on one core
 
 
 @pytest.mark.parametrize("num_threads", [1, 2])

@@ -42,7 +42,8 @@ def test_a_clip_that_a_stage_refuses_is_found_by_its_request_id(make_server, con
         assert not any("nsal" in line for line in refusals)  # what a caller wrote
 
 
-def test_a_reader_that_stands_still_holds_up_nobody_and_misses_what_is_counted(wait_until):
+@pytest.mark.parametrize("last", [["the last"], []], ids=["more follows", "at the end"])
+def test_a_reader_that_stands_still_holds_up_nobody_and_misses_what_is_counted(wait_until, last):
     """The thread that empties tritonserver's pipe waited for it, and so did tritonserver."""
     resumed, taken = threading.Event(), []
 
@@ -59,13 +60,14 @@ def test_a_reader_that_stands_still_holds_up_nobody_and_misses_what_is_counted(w
         wait_until(lambda: log.lines[-1:] == [str(num_lines - 1)])
         resumed.set()
         wait_until(lambda: len(taken) >= MOST_WAITING)
-        log.tell("the last")
+        for line in last:
+            log.tell(line)
         log.close()
-    *lines, note, last = taken
+    *lines, note = taken[: len(taken) - len(last)]
     assert lines == [str(i) for i in range(max(MOST_WAITING, len(lines)))]
     num_left_out = num_lines - len(lines)
     assert note == f"carnelian-serve: {num_left_out} lines of the log are left out here, for nobody took them"
-    assert last == "the last"
+    assert taken[len(lines) + 1 :] == last
 
 
 def follow(program):

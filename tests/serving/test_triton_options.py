@@ -112,7 +112,11 @@ def test_what_other_machines_may_reach(host, options, wanted):
 
 def test_shared_memory_is_closed_where_it_has_no_key_of_the_users():
     ports = ["grpc", "http", "metrics"]
-    own = ["--grpc-restricted-protocol=trace:a=1", "--grpc-restricted-protocol=logging,shared-memory:b=2"]
+    own = [
+        "--grpc-restricted-protocol=trace:a=1",
+        "--grpc-restricted-protocol=logging,shared-memory:b=2",
+        "--http-restricted-api=trace:shared-memory=shared-memory",  # a header and a key that are called so
+    ]
     (closed,) = close_shared_memory(ports, own)
     assert closed.startswith("--http-restricted-api=shared-memory:closed-by-carnelian-serve=")
     assert trim_key(closed) == closed

@@ -46,6 +46,14 @@ def test_stacks_are_left_as_they_are_where_address_space_is_limited():
         resource.setrlimit(resource.RLIMIT_AS, space)
 
 
+def test_a_limit_of_open_files_that_is_higher_already_is_kept(monkeypatch):
+    monkeypatch.setattr("carnelian_serving.limits.OPEN_FILES", 64)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    assert limits[0] > 64
+    with raised_limits():
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == limits
+
+
 @pytest.mark.parametrize(
     ("own", "file"),
     [
