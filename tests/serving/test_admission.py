@@ -116,19 +116,29 @@ def test_a_page_of_something_else_is_not_taken_for_metrics(serve, connect, page)
     assert any("cannot be read, so no request is turned away: it answers 501" in line for line in log)
 
 
-def test_those_that_wait_for_different_stages_add_up(serve, connect, page):
+def test_those_that_wait_for_different_stages_and_those_of_one_batch_add_up(narrow_repository, serve, connect, page):
+    config = narrow_repository / "quartznet_demo_features" / "config.pbtxt"
+    batches = f"preferred_batch_size: {LIMIT}\n  max_queue_delay_microseconds: 30000000"
+    text = config.read_text()
+    assert text.count("preferred_batch_size: 1\n") == 1
+    config.write_text(text.replace("preferred_batch_size: 1", batches))
+    num_waiting = 0
+
     def answer(request):
         request.send_response(200)
         request.end_headers()
         for stage in ("acoustic", "ctc"):
-            line = f'nv_inference_pending_request_count{{model="quartznet_demo_{stage}",version="1"}} {LIMIT // 2}\n'
+            line = f'nv_inference_pending_request_count{{model="quartznet_demo_{stage}",version="1"}} {num_waiting}\n'
             request.wfile.write(line.encode())
 
+    page.do_GET = answer
     with serve(models=["quartznet_demo_features"]) as server:
         client = connect(server.grpc_url)
-        page.do_GET = answer  # only now, as the warm-up would be turned away too
-        *_, last = [client.infer_at_once("quartznet_demo_features", [noise(2)])[0] for _ in range(LIMIT + 1)]
-    assert "Exceeds maximum queue size" in str(last)
+        passed = client.infer_at_once("quartznet_demo_features", [noise(2)] * LIMIT)
+        num_waiting = LIMIT // 2
+        refused = client.infer_at_once("quartznet_demo_features", [noise(2)] * LIMIT)
+    assert not [answer for answer in passed if isinstance(answer, Exception)]
+    assert ["Exceeds maximum queue size" in str(error) for error in refused] == [True] * LIMIT
 
 
 @pytest.mark.parametrize(
