@@ -1,5 +1,7 @@
 """How long the launcher waits for models that start or end slowly."""
 
+import subprocess
+
 import numpy as np
 import pytest
 from carnelian_serving.errors import ServerError
@@ -43,6 +45,13 @@ def test_models_that_are_not_ready_in_time_are_told(sleeper):
         server.start()
     with pytest.raises(ServerError, match="must be started first"):
         assert server.pid
+
+
+def test_the_command_waits_as_long_as_it_is_told(sleeper, command_line):
+    command = [*command_line, f"--repository={sleeper(60).repository}", "--start-timeout=1", "--exit-timeout=1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert " must be ready within 1 s, but are not; " in done.stderr
 
 
 def test_a_server_that_does_not_end_in_time_is_killed_and_that_is_told(sleeper, wait_until):

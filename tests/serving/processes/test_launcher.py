@@ -126,6 +126,15 @@ def test_options_of_tritonserver_are_passed_on(cut_repository, connect, make_ser
             assert "nv_inference_request_summary_us" in answer.read().decode()
 
 
+def test_the_commands_own_options_reach_the_server(cut_repository, start_command):
+    process, server = start_command(cut_repository, "--threads=3", "--exit-timeout=7", "--log-level=error")
+    words, variables = (Path(f"/proc/{server}/{file}").read_text().split("\0") for file in ("cmdline", "environ"))
+    assert {"--exit-timeout-secs=7", "--log-info=false", "--log-warning=false"} <= set(words)
+    assert "CARNELIAN_THREADS=3" in variables
+    process.terminate()
+    process.communicate(timeout=40)
+
+
 def test_a_port_that_is_not_opened_is_not_printed(cut_repository, command_line):
     command = [*command_line, f"--repository={cut_repository}", "--", "--allow-grpc=0", "--allow-metrics=OFF"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
