@@ -263,9 +263,9 @@ NO_GPU = 'E1126 13:48:34.559668 7384 server.cc:241] "CudaDriverHelper has not be
     ],
 )
 def test_a_server_that_is_killed_while_it_loads_is_told_with_what_kills(start_script, signal, words):
-    why = start_script(f"echo '{NO_GPU}'; echo the last line; kill -{signal} $$")
+    why = start_script(f"echo '{NO_GPU}'; printf 'no UTF-8: \\377\\n'; echo the last line; kill -{signal} $$")
     assert why.startswith(f"tritonserver was ended by SIG{signal} before it was ready:\n  ")
-    assert why.endswith(f"{words}\n  last lines of its log:\n  the last line")
+    assert why.endswith(f"{words}\n  last lines of its log:\n  no UTF-8: \ufffd\n  the last line")
 
 
 NO_THREAD = (
