@@ -30,9 +30,11 @@ def test_a_checkpoint_becomes_a_model(checkpoint, tmp_path, call):
         ("--precision", "int8"),
         ("--format", "openvino"),
         ("--option", "beam_width"),
+        ("--int8-clips", "clips.jsonl"),  # for fp32
+        ("--timing-cache", "cache"),  # for ONNX
     ],
 )
-def test_what_is_not_there_is_refused_by_name(checkpoint, tmp_path, call, option, value):
+def test_what_is_not_there_or_does_not_fit_is_refused_by_name(checkpoint, tmp_path, call, option, value):
     status, _, err = call(main, checkpoint, "--name", "tiny", "--repository", tmp_path / "r", option, value)
     assert status == 2
     assert value in err
