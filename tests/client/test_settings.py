@@ -30,7 +30,8 @@ NO_RETRY = RetryPolicy(num_attempts=1)
         ({"timeout_s": float("nan")}, "`timeout_s` must be above 0"),
         ({"timeout_s": float("inf")}, "at most 1e[+]09"),
         ({"timeout_s": 1e12}, "at most 1e[+]09, but is 1000000000000.0"),
-        ({"url": "localhost:99999"}, "a port from 1 to 65535"),
+        ({"url": "localhost:0"}, "a port from 1 to 65535"),
+        ({"url": "localhost:65536"}, "a port from 1 to 65535"),
         ({"api_key": "secret\n"}, "`api_key`, sent as 'authorization' must have .* strip a key"),
         ({"api_key": ""}, "`api_key` must be a key, but is empty"),
         ({"headers": {"a b": "c"}}, "header 'a b'"),
@@ -57,7 +58,7 @@ def test_an_empty_name_is_not_taken_for_the_default(wav, name):
     [
         *("[::1]:8001", "dns:///name:8001", "dns://8.8.8.8/name:8001", "dns:name:8001", "vsock:2:8001", "xds:///name"),
         *("ipv4:127.0.0.1:8001,127.0.0.2:8001", "ipv6:[::1]:8001", "unix:triton.sock", "unix:///run/triton.sock"),
-        *("vsock:2:99999", "unix:/run/triton:99999"),
+        *("name:1", "name:65535", "vsock:2:99999", "unix:/run/triton:99999"),
     ],
 )
 def test_every_target_of_grpc_is_an_address(url):
