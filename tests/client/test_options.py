@@ -44,10 +44,10 @@ def test_web_frameworks_may_take_options_from_requests():
 
 
 def test_alternatives_are_typed(client, triton, wav, answers):
-    reading = {"text": "a b", "score": -1.5, "acoustic": -2.5, "language": 0.5, "hotwords": 0.5}
+    reading = {"text": "a b", "score": -1.5, "acoustic": -2.5, "language": 0.75, "hotwords": 0.25}
     triton.answer = answers("a b", alternatives=[reading], decoder="ngram")
     transcript = client.transcribe(wav, decoder="ngram", n_best=1)
-    assert transcript.alternatives == (Alternative("a b", -1.5, -2.5, 0.5, 0.5),)
+    assert transcript.alternatives == (Alternative("a b", -1.5, -2.5, 0.75, 0.25),)
     assert (transcript.decoder, transcript.rescored) == ("ngram", False)  # of a server that knows no rescoring
     triton.answer = answers("a b", alternatives=[reading | {"neural": -3.25}], decoder="ngram", rescored=True)
     transcript = client.transcribe(wav, decoder="ngram", rescore=True, n_best=1)
