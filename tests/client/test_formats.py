@@ -74,7 +74,9 @@ def test_a_word_that_is_drawn_out_is_not_cut():
 
 
 def test_hours_and_milliseconds_are_written_out():
-    text = render(transcript(spoken("late", start_s=3725.0625)), "vtt", "a.wav")
+    words = spoken("soon", start_s=1.001) + spoken("late", start_s=3725.0625)
+    text = render(transcript(words), "vtt", "a.wav")
+    assert "00:00:01.001 --> 00:00:02.001" in text  # where 1.001 * 1000 is below 1001
     assert "01:02:05.062 --> 01:02:06.062" in text
 
 
