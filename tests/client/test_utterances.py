@@ -1,6 +1,7 @@
 """Which utterances are found in live audio."""
 
 import dataclasses
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -144,6 +145,15 @@ def test_a_pause_is_as_long_as_asked_for(stream, voices):
     talk = np.concatenate([voices[0], np.zeros(RATE, np.int16), voices[1]])
     assert len(finals_of(stream(pause_s=0.5), talk)) == 2
     assert len(finals_of(stream(pause_s=2), talk)) == 1
+
+
+def test_utterances_with_the_shortest_pause_between_share_nothing_and_are_whole(stream, voices):
+    talk = np.tile(voices[0], 3)
+    finals = finals_of(stream(pause_s=0.1), talk)
+    assert len(finals) > 3
+    for span in finals:
+        np.testing.assert_array_equal(span.samples, talk[round(span.start_s * RATE) : round(span.end_s * RATE)])
+    assert all(before.end_s <= after.start_s for before, after in pairwise(finals))
 
 
 def test_the_margin_behind_an_utterance_makes_it_not_too_long(stream, voices):
