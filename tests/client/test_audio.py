@@ -7,8 +7,10 @@ import tracemalloc
 import numpy as np
 import pytest
 import soundfile
-from carnelian_client import InvalidAudio
+from carnelian_client import DeadlineExceeded, InvalidAudio
+from carnelian_client._audio import encode_audio
 from carnelian_client._decoding import BLOCK_FRAMES, open_audio
+from carnelian_client._retry import Deadline
 
 RATE = 8000
 
@@ -54,11 +56,11 @@ def test_what_the_server_reads_goes_as_it_is(noise, fmt, rate, tmp_path, encode)
 def test_nothing_is_lost_behind_a_tag(noise, fmt, endian, num_bytes, encode):
     file = file_of(noise, fmt, endian=endian)
     tag = b"ID3\4\0\0\0\0" + bytes([num_bytes >> 7, num_bytes & 127]) + bytes(num_bytes)
-    tagged, plain = (bytearray(encode(sound)) for sound in (tag + file, file))
-    for sent in (tagged, plain):
+    tagged, tagged_twice, plain = (bytearray(encode(sound)) for sound in (tag + file, tag + tag + file, file))
+    for sent in (tagged, tagged_twice, plain):
         if sent[48:52] == b"PEAK":  # libsndfile's chunk in WAV of floats has the second in which it was written
             sent[60:64] = bytes(4)
-    assert tagged == plain
+    assert tagged == tagged_twice == plain
 
 
 @pytest.mark.parametrize("riff_size", [0, 36])
@@ -159,6 +161,14 @@ def test_mp3_that_is_damaged_in_the_middle_is_refused(seconds, encode):
         encode(sound[:middle] + bytes(5000) + sound[middle:])
 
 
+def test_what_is_late_is_read_no_further_and_not_sent(wav):
+    sound = piped(mp3(120))
+    damaged = sound[: len(sound) // 3] + bytes(5000) + sound[len(sound) // 3 :]
+    for late in (damaged, wav):
+        with pytest.raises(DeadlineExceeded, match="the clip was not read within"):
+            encode_audio(late, Deadline(1e-9))
+
+
 def mp3(seconds, rate=RATE, **options):
     return file_of(np.random.default_rng(0).uniform(-0.5, 0.5, seconds * rate), "MP3", rate=rate, **options)
 
@@ -201,7 +211,9 @@ def test_wav_files_one_behind_the_other_are_refused_as_others_are(noise, encode)
 @pytest.mark.parametrize("rate", [8_000, 12_000])
 def test_narrow_opus_is_decoded_here(noise, rate, encode, read):
     opus = file_of(noise, "OGG", "OPUS", rate=rate)
-    samples, sent_hz = read(encode(opus))
+    sent = encode(opus)
+    assert sent[:4] == b"RIFF"
+    samples, sent_hz = read(sent)
     assert sent_hz == rate
     assert np.array_equal(samples, soundfile.read(io.BytesIO(opus), dtype="float32")[0])
 
