@@ -54,6 +54,8 @@ class ScriptedTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
         self.answer: Answer = _say_size
         self.requests: list[Any] = []
         self.metadata: list[dict[str, str]] = []
+        self.left_s: list[float] = []
+        """How much time each question had when it came, in seconds; none of these are requests to transcribe."""
         self.models: dict[str, str] = {"quartznet_demo": "READY", "other": "LOADING"}
         self.num_running = 0
         self.most_running = 0
@@ -81,19 +83,24 @@ class ScriptedTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
         return answer
 
     def ServerLive(self, request: Any, context: grpc.ServicerContext) -> Any:
+        self.left_s.append(context.time_remaining())
         return service_pb2.ServerLiveResponse(live=True)
 
     def ServerReady(self, request: Any, context: grpc.ServicerContext) -> Any:
+        self.left_s.append(context.time_remaining())
         return service_pb2.ServerReadyResponse(ready=all(s == "READY" for s in self.models.values()))
 
     def ServerMetadata(self, request: Any, context: grpc.ServicerContext) -> Any:
+        self.left_s.append(context.time_remaining())
         return service_pb2.ServerMetadataResponse(name="triton", version="2.51.0")
 
     def ModelReady(self, request: Any, context: grpc.ServicerContext) -> Any:
+        self.left_s.append(context.time_remaining())
         self.metadata.append(dict(context.invocation_metadata()))
         return service_pb2.ModelReadyResponse(ready=self.models.get(request.name) == "READY")
 
     def RepositoryIndex(self, request: Any, context: grpc.ServicerContext) -> Any:
+        self.left_s.append(context.time_remaining())
         answer = service_pb2.RepositoryIndexResponse()
         for name, state in self.models.items():
             answer.models.add(name=name, version="1", state=state, reason="")

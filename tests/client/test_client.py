@@ -1,3 +1,4 @@
+import asyncio
 import contextlib
 import errno
 import gc
@@ -16,6 +17,7 @@ import numpy as np
 import pytest
 import soundfile
 from carnelian_client import (
+    AsyncCarnelianClient,
     CarnelianClient,
     DeadlineExceeded,
     Health,
@@ -216,6 +218,20 @@ def test_health_readiness_and_models(client):
         Model("quartznet_demo", "1", True, "READY", ""),
         Model("other", "1", False, "LOADING", ""),
     )
+
+
+@pytest.mark.parametrize("ask", ["is_ready", "health", "models"])
+def test_the_time_for_a_question_reaches_the_server(endpoint, client, triton, ask):
+    """gRPC tells it the time after which it ends the call."""
+
+    async def run():
+        async with AsyncCarnelianClient(endpoint.url) as asynchronous:
+            await getattr(asynchronous, ask)(timeout_s=1000)
+
+    getattr(client, ask)(timeout_s=1000)
+    asyncio.run(run())
+    num_calls = 3 if ask == "health" else 1
+    assert triton.left_s == pytest.approx([1000] * 2 * num_calls, rel=0.05)
 
 
 def carry(source, target, delay_s):
