@@ -7,7 +7,9 @@ import sys
 import threading
 
 import grpc
+import numpy as np
 import pytest
+import soundfile
 from carnelian_client._files_cli import Clip
 from carnelian_client._output_cli import OutputError
 from carnelian_client._run_cli import Run
@@ -56,6 +58,22 @@ def test_a_failure_that_all_files_share_is_told_once(
     for existing, go_on in (("refuse", GO_ON), ("skip", GO_ON), ("replace", "")):
         _, _, err = transcribe(*arguments, "--out", tmp_path / "out", "--existing", existing)
         assert err.splitlines()[-1] == stopped + go_on
+
+
+def test_of_a_long_file_as_many_pieces_are_sent_at_a_time_as_asked_for(
+    transcribe, endpoint, triton, make_result, tmp_path
+):
+    all_there = threading.Barrier(10, timeout=30)
+
+    def meet(request, context):
+        all_there.wait()
+        return make_result("met")
+
+    triton.answer = meet
+    silence = tmp_path / "silence.wav"
+    soundfile.write(silence, np.zeros(46 * 8000), 8000)
+    words = ("--long", "--longest-piece", "5", "--concurrency", "10")
+    assert transcribe(silence, *words, "--url", endpoint.url) == (0, f"{' '.join(['met'] * 10)}\n", "")
 
 
 def test_an_outage_stops_the_run_and_the_same_command_goes_on(

@@ -349,6 +349,12 @@ def test_a_pause_may_be_longer(through_pipe, utterances, talk):
     assert int(heard) > sum(int(line) for line in final_lines(utterances).split())
 
 
+@pytest.mark.usefixtures("says_how_long")
+def test_an_utterance_is_cut_where_it_would_be_longer_than_asked_for(through_pipe, voices):
+    _, out, _ = through_pipe(growing(np.tile(voices[0], 3)), "--longest-piece", "5")
+    assert max(map(int, out.splitlines())) <= 5000
+
+
 def test_a_file_that_is_not_there_is_told(transcribe, tmp_path):
     path = tmp_path / "missing.wav"
     assert transcribe(path) == (1, "", f"carnelian-transcribe: {path}: No such file or directory\n")
