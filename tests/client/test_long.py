@@ -18,6 +18,8 @@ RATE = 8000
 PAUSES_S = (5, 20, 40)
 """The first one is too early for a cut."""
 LENGTH_S = 70
+LOST_S = 0.01
+"""Servers count whole frames, and leave the rest of a piece out of its duration."""
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +44,7 @@ def heard_s(triton, make_result):
     def answer(request, context):
         samples, rate = soundfile.read(io.BytesIO(request.raw_input_contents[0]))
         heard.append(len(samples) / rate)
-        return make_result("a b") | {"duration": heard[-1]}
+        return make_result("a b") | {"duration": heard[-1] - LOST_S}
 
     triton.answer = answer
     return heard
@@ -197,7 +199,7 @@ def test_times_count_from_the_beginning_of_the_recording(client, triton, flac, h
     )
     assert [word.end_s - word.start_s for word in transcript.words] == pytest.approx([0.5] * 6)
     assert [word["start"] for word in transcript.raw["words"]] == [word.start_s for word in transcript.words]
-    assert transcript.duration_s == LENGTH_S
+    assert transcript.duration_s == LENGTH_S - LOST_S
     assert transcript.confidence == 0.9
     assert transcript.request_id == triton.requests[0].id
     assert {request.parameters["decoder"].string_param for request in triton.requests} == {"beam"}
@@ -263,7 +265,7 @@ def test_the_shortest_pieces_are_not_to_be_shorter(client, triton, flac):
 def test_pieces_are_as_short_as_they_are_to_be(client, flac, heard_s):
     transcript = client.transcribe_long(flac, longest_piece_s=10)
     assert max(heard_s) <= 10
-    assert sum(heard_s) == transcript.duration_s == LENGTH_S
+    assert sum(heard_s) == transcript.duration_s + LOST_S == LENGTH_S
 
 
 @pytest.mark.parametrize("longest_s", [0, 4.9, 61, float("nan")])
@@ -354,7 +356,7 @@ def test_the_command_cuts_files_with_long(call, endpoint, triton, flac, tmp_path
     first, second = map(json.loads, out.splitlines())
     assert status == 1
     assert first["text"] == second["text"] == "a b a b a b"
-    assert first["duration"] == LENGTH_S
+    assert first["duration"] == LENGTH_S - LOST_S
     assert err.startswith(f"carnelian-transcribe: {bad}: libsndfile cannot decode it")
     assert len(heard_s) == 6
     assert {request.parameters["lm_weight"].string_param for request in triton.requests} == {"2"}
