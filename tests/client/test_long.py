@@ -43,8 +43,8 @@ def heard_s(triton, make_result):
 
     def answer(request, context):
         samples, rate = soundfile.read(io.BytesIO(request.raw_input_contents[0]))
-        heard.append(len(samples) / rate)
-        return make_result("a b") | {"duration": heard[-1] - LOST_S}
+        heard.append(length_s := len(samples) / rate)
+        return make_result("a b") | {"duration": length_s - LOST_S}
 
     triton.answer = answer
     return heard
@@ -265,7 +265,7 @@ def test_the_shortest_pieces_are_not_to_be_shorter(client, triton, flac):
 def test_pieces_are_as_short_as_they_are_to_be(client, flac, heard_s):
     transcript = client.transcribe_long(flac, longest_piece_s=10)
     assert max(heard_s) <= 10
-    assert sum(heard_s) == transcript.duration_s + LOST_S == LENGTH_S
+    assert (sum(heard_s), transcript.duration_s) == (pytest.approx(LENGTH_S), LENGTH_S - LOST_S)
 
 
 @pytest.mark.parametrize("longest_s", [0, 4.9, 61, float("nan")])

@@ -134,6 +134,7 @@ def test_those_that_wait_for_different_stages_and_those_of_one_batch_add_up(narr
     page.do_GET = answer
     with serve(models=["quartznet_demo_features"]) as server:
         client = connect(server.grpc_url)
+        # The warm-up made an even number of batches of one clip, so the next one begins to count anew.
         passed = client.infer_at_once("quartznet_demo_features", [noise(2)] * LIMIT)
         num_waiting = LIMIT // 2
         refused = client.infer_at_once("quartznet_demo_features", [noise(2)] * LIMIT)

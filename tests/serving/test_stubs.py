@@ -190,10 +190,10 @@ def test_a_stub_that_triton_unloads_is_not_taken_for_crashed(stub):
 @pytest.mark.parametrize(
     ("parent", "region", "is_ours", "status"),
     [
-        ("init", "carnelian_1_2_", True, 9),
-        ("tritonserver", "carnelian_1_2_", True, 0),
+        ("init", "stubs_of_this_test_1_2_", True, 9),
+        ("tritonserver", "stubs_of_this_test_1_2_", True, 0),
         ("init", "triton-1-2-", True, 0),
-        pytest.param("init", "carnelian_1_2_", False, 0, marks=only_root),
+        pytest.param("init", "stubs_of_this_test_1_2_", False, 0, marks=only_root),
     ],
 )
 def test_stubs_of_ours_that_have_no_server_are_ended(tmp_path, another_user, parent, region, is_ours, status):
@@ -204,7 +204,7 @@ def test_stubs_of_ours_that_have_no_server_are_ended(tmp_path, another_user, par
     process = subprocess.Popen([tmp_path / parent, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     process.stdout.readline()
     with contextlib.nullcontext() if is_ours else another_user():
-        end_orphans("carnelian_")
+        end_orphans("stubs_of_this_test_")  # "carnelian_" is ended by every server that starts meanwhile
     process.communicate(b"\n")
     assert process.returncode == status
 
