@@ -218,7 +218,8 @@ def read_grid(path: Path) -> Grid:
     """
     try:
         fields = yaml.load(path.read_text(encoding="utf-8"), _StrictLoader)
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+    # ValueError: no UTF-8, or "\U00110000". OverflowError: "\UFFFFFFFF".
+    except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:
         raise GridError(f"{path} must be YAML, but is not: {error}") from error
     try:
         return Grid.model_validate(fields)

@@ -146,6 +146,8 @@ def test_cells_that_would_share_a_folder_are_refused(tmp_path, more, differing):
         (SMALL + "static: !!timestamp x\n", "must be YAML, but is not: a value is no timestamp: "),
         pytest.param(f"name: 0x{'f' * 5000}\n", "line 1, column 7", id="many digits"),
         (SMALL + "static: !!bool x\n", "must be YAML, but is not: a value is no bool: "),
+        ('name: "\\U00110000"\n', "must be YAML"),
+        ('name: "\\UFFFFFFFF"\n', "must be YAML"),
         ("[" * 10_000, "must be YAML"),
         ("- a list\n", "must be a grid"),
         ("name: [", "must be YAML"),
