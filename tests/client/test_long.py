@@ -265,7 +265,7 @@ def test_the_shortest_pieces_are_not_to_be_shorter(client, triton, flac):
 def test_pieces_are_as_short_as_they_are_to_be(client, flac, heard_s):
     transcript = client.transcribe_long(flac, longest_piece_s=10)
     assert max(heard_s) <= 10
-    assert (sum(heard_s), transcript.duration_s) == (pytest.approx(LENGTH_S), LENGTH_S - LOST_S)
+    assert (sum(sorted(heard_s)), transcript.duration_s) == (LENGTH_S, LENGTH_S - LOST_S)
 
 
 @pytest.mark.parametrize("longest_s", [0, 4.9, 61, float("nan")])
